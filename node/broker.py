@@ -139,15 +139,18 @@ class BrokerServer:
             on_fatal,
         )
         handlers = self._request_handlers(isr, clock)
-        self._internal_topics = InternalTopics(
-            self._client, lambda name: name in loader.image.topics, on_fatal
+        groups = self._group_coordinator(handlers, clock)
+        self._listeners = BrokerListeners(handlers, self._admin_node(), (groups,))
+
+    def _group_coordinator(self, handlers: RequestHandlers, clock: Clock) -> GroupCoordinator:
+        topics = InternalTopics(
+            self._client, lambda name: name in self._loader.image.topics, self._on_fatal
         )
-        self.groups = GroupCoordinator(
-            config, loader, self._internal_topics, clock, handlers.throttling
-        )
-        leaderships = Leaderships(self.groups.runtime, handlers.produce)
+        groups = GroupCoordinator(self._config, self._loader, topics, clock, handlers.throttling)
+        leaderships = Leaderships(groups.runtime, handlers.produce)
         self.partitions.role_listeners[GROUP_TOPIC] = leaderships.role_changed
-        self._listeners = BrokerListeners(handlers, self._admin_node(), (self.groups.add_to,))
+        self._loader.add_publisher(groups)
+        return groups
 
     def _log_manager(self, clock: Clock) -> LogManager:
         loop = asyncio.get_running_loop()
@@ -315,7 +318,6 @@ class BrokerServer:
             self._cluster.subscribe(self._tier.reconfigure)
         self._loader.add_publisher(self._cluster)
         self._loader.add_publisher(self._hosting)
-        self._loader.add_publisher(self.groups)
         await self._hosting.settled()
         if self._tier is not None:
             await self._tier.start()
@@ -342,8 +344,6 @@ class BrokerServer:
         self._logs.full_disk.stop()
         await cancel_all(*self._tasks)
         await self._listeners.stop()
-        self.groups.stop()
-        await self._internal_topics.stop()
         await self._mover.stop()
         await self._background.stop()
         await self._hosting.stop()

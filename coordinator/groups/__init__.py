@@ -1,7 +1,7 @@
 """Consumer groups (KIP-848) and their offsets: the state of a partition of `__consumer_offsets`.
 
-Outsiders import `shard`, the settings and the requests of it; `heartbeat` for the messages of a
-member; `assignors` for their names.
+Outsiders import `shard` and its settings, `heartbeat`, `members` and `commits` for the requests of
+members, and `description` for answers.
 
     shard           all groups of a partition: replay, requests, deadlines
     group           one group, and what its records change

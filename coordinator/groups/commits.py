@@ -1,8 +1,8 @@
 """Decides on offsets: commit, fetch, delete, expire (KIP-211, KIP-447, KIP-848).
 
-A member commits with its epoch. One that is behind may still commit what it has had since that
-epoch or before, as a commit that was under way in a rebalance. Who is no member may commit for a
-group that has none.
+A member commits with its epoch. A commit that was under way in a rebalance has an earlier one: it
+counts for partitions that the member has had since then. Who is no member may commit for a group
+that has none.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ _REJOIN = "give up all partitions and join again with epoch 0"
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """What a member says; None, and -1 for the timeout (ms), where it says nothing."""
+    """A member's words; None, and -1 for the timeout (ms), where it says nothing."""
 
     group_id: str
     member_id: str

@@ -40,7 +40,7 @@ class OffsetStore:
     def __init__(self) -> None:
         self.by_group: dict[str, dict[str, dict[int, CommittedOffset]]] = {}
         self.count = 0
-        self._pending: dict[int, dict[OffsetCommitKey, CommittedOffset]] = {}
+        self._pending: dict[int, dict[str, dict[OffsetCommitKey, CommittedOffset]]] = {}
         self._open: dict[str, set[int]] = {}  # producers with pending offsets, by group
 
     def get(self, group: str, topic: str, partition: int) -> CommittedOffset | None:
@@ -55,7 +55,8 @@ class OffsetStore:
     def is_pending(self, group: str, topic: str, partition: int) -> bool:
         """Whether an open transaction commits the offset of this partition."""
         key = OffsetCommitKey(group, topic, partition)
-        return any(key in self._pending[producer] for producer in self._open.get(group, ()))
+        producers = self._open.get(group, ())
+        return any(key in self._pending[producer][group] for producer in producers)
 
     def has_open_transactions(self, group: str) -> bool:
         return group in self._open
@@ -64,7 +65,7 @@ class OffsetStore:
         """All offsets that are committed, or pending in a transaction."""
         keys = dict.fromkeys(OffsetCommitKey(group, t, p) for t, p, _ in self.all_of(group))
         for producer in sorted(self._open.get(group, ())):
-            keys.update(dict.fromkeys(k for k in self._pending[producer] if k.group == group))
+            keys.update(dict.fromkeys(self._pending[producer][group]))
         return list(keys)
 
     def replay(
@@ -82,21 +83,19 @@ class OffsetStore:
         if producer_id < 0:
             self._put(key, committed)
         else:
-            self._pending.setdefault(producer_id, {})[key] = committed
+            groups = self._pending.setdefault(producer_id, {})
+            groups.setdefault(key.group, {})[key] = committed
             self._open.setdefault(key.group, set()).add(producer_id)
 
     def end_transaction(self, producer_id: int, committed: bool) -> None:
         """Applies a marker: pending offsets count now, or never. An offset that was committed after
         that of the transaction stays."""
-        pending = self._pending.pop(producer_id, {})
-        for key, offset in pending.items():
-            producers = self._open.get(key.group)
-            if producers is not None:
-                producers.discard(producer_id)
-                if not producers:
-                    del self._open[key.group]
-            if committed:
-                known = self.get(key.group, key.topic, key.partition)
+        for group, pending in self._pending.pop(producer_id, {}).items():
+            self._open[group].discard(producer_id)
+            if not self._open[group]:
+                del self._open[group]
+            for key, offset in pending.items() if committed else ():
+                known = self.get(group, key.topic, key.partition)
                 if known is None or known.record_offset < offset.record_offset:
                     self._put(key, offset)
 
@@ -116,5 +115,5 @@ class OffsetStore:
                 del topics[key.topic]
             if not topics:
                 del self.by_group[key.group]
-        for producer in list(self._open.get(key.group, ())):
-            self._pending[producer].pop(key, None)
+        for producer in self._open.get(key.group, ()):
+            self._pending[producer][key.group].pop(key, None)

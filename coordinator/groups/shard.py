@@ -21,7 +21,7 @@ from coordinator.groups.heartbeat import (
 from coordinator.groups.members import Member, MemberState
 from coordinator.groups.offsets import OffsetStore
 from coordinator.records import groups as r
-from coordinator.runtime.deadlines import Deadlines
+from coordinator.runtime.deadlines import KeyedDeadlines
 from coordinator.runtime.result import CoordinatorRecord, CoordinatorResult
 from quorum.image import MetadataImage
 from tidemark.errors import (
@@ -59,10 +59,10 @@ class GroupShard:
         self.groups: dict[str, ConsumerGroup] = {}
         self.classic: dict[str, r.GroupMetadataValue] = {}
         self.offsets = OffsetStore()
-        self._sessions: Deadlines[tuple[str, str]] = Deadlines()
-        self._rebalances: Deadlines[tuple[str, str]] = Deadlines()
+        self._sessions: KeyedDeadlines[tuple[str, str]] = KeyedDeadlines()
+        self._rebalances: KeyedDeadlines[tuple[str, str]] = KeyedDeadlines()
         self._revoking: dict[tuple[str, str], int] = {}  # the member epoch of each rebalance
-        self._check: Deadlines[tuple[str, str]] = Deadlines()
+        self._check: KeyedDeadlines[tuple[str, str]] = KeyedDeadlines()
         self._to_check: list[str] = []
 
     # --- replay

@@ -2,8 +2,8 @@
 
 Members with the same subscription have quotas: all partitions divided by the members, and one more
 for as many members as there is a remainder. Each keeps what it has up to its quota. Members with
-different subscriptions keep all they have; what is free goes to the subscriber with the fewest, and
-partitions move from the fullest members to emptier ones while that brings them closer.
+different subscriptions keep all they have, and what is free goes to the subscriber with the fewest.
+Then partitions move from the fullest members to emptier ones, while that brings them closer.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class _Uniform:
         return {member_id: _by_topic(owned) for member_id, owned in self._owned.items()}
 
     def _present(self, member: MemberSubscription) -> list[Partition]:
-        """What a member has and may keep, those in its rack first."""
+        """Partitions that a member has and may keep, those in its rack first."""
         present = [
             (topic_id, number)
             for topic_id, numbers in member.assigned.items()

@@ -10,6 +10,6 @@ Outsiders import all modules of it.
     hashing      the partition of a group or a transactional id
 
 A decision changes nothing. Its records are appended first and replayed then, so a failed append
-leaves nothing behind. An answer is given when all that was appended before it is committed, also
-that of a request without records: it may tell of what is not committed yet.
+leaves nothing behind. An answer is given when all that was appended before it is committed. That
+holds for a request without records, too: it may tell of what is not committed yet.
 """

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Producer:
+class TransactionalProducer:
     """The producer in whose transaction records are appended."""
 
     producer_id: int
@@ -48,7 +48,7 @@ def encode(
     types: RecordTypes,
     records: Sequence[CoordinatorRecord],
     now_ms: int,
-    producer: Producer | None = None,
+    producer: TransactionalProducer | None = None,
 ) -> bytes:
     """One batch of all records."""
     encoded = [Record(0, now_ms, *types.encode(key, value)) for key, value in records]

@@ -1,4 +1,4 @@
-"""Deadlines by key, of which most are moved before they are due."""
+"""KeyedDeadlines by key, of which most are moved before they are due."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 K = TypeVar("K", bound=Hashable)
 
 
-class Deadlines(Generic[K]):
+class KeyedDeadlines(Generic[K]):
     """A time in ms for each key. To move one to a later time costs O(1)."""
 
     def __init__(self) -> None:

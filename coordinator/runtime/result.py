@@ -1,4 +1,4 @@
-"""What a coordinator decides: records to append, and the answer once they are committed."""
+"""A coordinator's decision: records to append, and the answer once they are committed."""
 
 from __future__ import annotations
 

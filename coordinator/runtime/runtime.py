@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 from coordinator.records.types import RecordTypes
-from coordinator.runtime.batches import Producer, Replayed, decode, encode
+from coordinator.runtime.batches import Replayed, TransactionalProducer, decode, encode
 from coordinator.runtime.result import CoordinatorResult
 from coordinator.runtime.shard import CoordinatorShard
 from tidemark.errors import (
@@ -79,6 +79,7 @@ class _Context(Generic[S]):
     shard: S | None = None
     failed: str = ""
     timer: asyncio.TimerHandle | None = None
+    due_ms: int | None = None  # the deadline that the timer is set for
     waiting: set[asyncio.Future[None]] = field(default_factory=set)
 
 
@@ -201,7 +202,7 @@ class CoordinatorRuntime(Generic[S]):
         self,
         partition: int,
         decide: Callable[[S], CoordinatorResult[A]],
-        producer: Producer | None = None,
+        producer: TransactionalProducer | None = None,
     ) -> A:
         """Decides, appends and replays; returns the answer once it is committed.
 
@@ -233,7 +234,10 @@ class CoordinatorRuntime(Generic[S]):
         await self._committed(context)
 
     def _append(
-        self, context: _Context[S], result: CoordinatorResult[A], producer: Producer | None = None
+        self,
+        context: _Context[S],
+        result: CoordinatorResult[A],
+        producer: TransactionalProducer | None = None,
     ) -> None:
         if not result.records:
             return
@@ -278,21 +282,25 @@ class CoordinatorRuntime(Generic[S]):
 
     def _after(self, context: _Context[S]) -> None:
         """Sets the timer for the next deadline."""
-        if context.timer is not None:
-            context.timer.cancel()
-            context.timer = None
         shard = context.shard
         if shard is None or self._contexts.get(context.partition) is not context:
             return
-        at_ms = shard.next_deadline_ms()
-        if at_ms is not None:
-            self._set_timer(context, at_ms - self._wall_ms())
+        due_ms = shard.next_deadline_ms()
+        if due_ms == context.due_ms:
+            return
+        if context.timer is not None:
+            context.timer.cancel()
+            context.timer = None
+        context.due_ms = due_ms
+        if due_ms is not None:
+            self._set_timer(context, due_ms - self._wall_ms())
 
     def _set_timer(self, context: _Context[S], in_ms: int) -> None:
         loop = asyncio.get_running_loop()
         context.timer = loop.call_later(max(0, in_ms) / 1000, self._due, context)
 
     def _due(self, context: _Context[S]) -> None:
+        context.due_ms = None
         if context.shard is None:
             return
         try:

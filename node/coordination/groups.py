@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, TypeVar
+from urllib.parse import unquote
 from uuid import UUID
 
 import grpc.aio
@@ -22,6 +23,7 @@ from coordinator.runtime.result import CoordinatorResult
 from coordinator.runtime.runtime import CoordinatorRuntime
 from node.coordination.internal_topics import InternalTopic, InternalTopics
 from node.runtime.clock import Clock
+from node.runtime.tasks import cancel_all
 from node.serving.callers import caller_of
 from node.serving.throttling import Throttling
 from quorum.image import MetadataDelta, MetadataImage
@@ -120,11 +122,11 @@ class GroupCoordinator:
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
             return failure(rpc.response, error)
 
-    def stop(self) -> None:
+    async def stop(self) -> None:
         """Drops all partitions."""
-        for task in self._cleanings:
-            task.cancel()
         self.runtime.stop()
+        await cancel_all(*self._cleanings)
+        await self._topics.stop()
 
     # --- metadata
 
@@ -201,7 +203,7 @@ class GroupCoordinator:
     async def _heartbeat(
         self, request: pb.ConsumerGroupHeartbeatRequest, context: Context, listener: str
     ) -> pb.ConsumerGroupHeartbeatResponse:
-        heartbeat = _decoded(request, caller_of(context).client_id, context.peer())
+        heartbeat = _decoded(request, caller_of(context).client_id, _host_of(context))
         answer = await self._write(
             request.group_id, lambda shard, now_ms: shard.heartbeat(heartbeat, now_ms)
         )
@@ -298,6 +300,13 @@ class GroupCoordinator:
         return answer
 
 
+def _host_of(context: Context) -> str:
+    """The host of a client, as Kafka writes it, without the port."""
+    kind, _, address = context.peer().partition(":")
+    host = address.rpartition(":")[0] if kind in ("ipv4", "ipv6") else kind
+    return "/" + unquote(host).strip("[]")
+
+
 def _describing(
     group_id: str,
 ) -> Callable[[GroupShard], pb.ConsumerGroupDescribeResponse.DescribedGroup]:
@@ -328,14 +337,14 @@ def _decoded(
     names = None
     if request.HasField("subscribed_topic_names"):
         names = tuple(request.subscribed_topic_names.names)
-    has_timeout = request.HasField("rebalance_timeout_ms")
+    timeout_ms = request.rebalance_timeout_ms if request.HasField("rebalance_timeout_ms") else -1
     return Heartbeat(
         request.group_id,
         request.member_id,
         request.member_epoch,
         instance_id=text("instance_id"),
         rack_id=text("rack_id"),
-        rebalance_timeout_ms=request.rebalance_timeout_ms if has_timeout else -1,
+        rebalance_timeout_ms=timeout_ms,
         subscribed_topic_names=names,
         subscribed_topic_regex=text("subscribed_topic_regex"),
         server_assignor=text("server_assignor"),

@@ -20,7 +20,7 @@ _PAUSE_S = 1.0  # after a failure
 
 @dataclass(frozen=True, slots=True)
 class InternalTopic:
-    """What an internal topic is made with."""
+    """A topic as it is made."""
 
     name: str
     partition_count: int

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Protocol
 
 import grpc
 
@@ -46,6 +47,14 @@ def _limits(config: ServerConfig, listener: str) -> dict[str, int]:
     return limits
 
 
+class FurtherService(Protocol):
+    """A service that is not of this room."""
+
+    def add_to(self, server: grpc.aio.Server, listener: str) -> None: ...
+
+    async def stop(self) -> None: ...
+
+
 class BrokerListeners:
     """One per broker. The Admin service of each listener answers from `admin`."""
 
@@ -53,9 +62,9 @@ class BrokerListeners:
         self,
         handlers: RequestHandlers,
         admin: AdminNode,
-        others: Sequence[Callable[[grpc.aio.Server, str], None]] = (),
+        others: Sequence[FurtherService] = (),
     ) -> None:
-        """`others` add further services to the server of a listener, by its name."""
+        """`others` are served on each listener, too."""
         self._others = others
         self._handlers = handlers
         self._admin = admin
@@ -71,8 +80,8 @@ class BrokerListeners:
             self._services.append(service)
             server.add_generic_rpc_handlers(service.handlers())
             add_admin_service(server, replace(self._admin, listener=name))
-            for add in self._others:
-                add(server, name)
+            for other in self._others:
+                other.add_to(server, name)
             self._health.add_to(server)
             bound = bind(server, name, endpoint)
             await self._health.set(False)
@@ -104,5 +113,7 @@ class BrokerListeners:
             service.end_open_calls()
         for server in self._servers:
             await server.stop(_STOP_GRACE_S)
+        for other in self._others:
+            await other.stop()
         await self._handlers.fetch.stop()
         await self._handlers.produce.stop()

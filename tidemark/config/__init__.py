@@ -5,7 +5,8 @@ command line, DescribeConfigs and the checks of AlterConfigs all read that table
 what is listed here. The command line and the admin handlers also use `definition`, and programs
 that write a server.properties use `properties`.
 
-    server       ServerConfig: the settings of a node, from a file and TIDEMARK_... variables
+    server       ServerConfig: the settings of a node
+    loading      reads them from a file and TIDEMARK_... variables
     topic        TopicConfig: the settings of a topic, its defaults, settings altered at run time
     definition   settings as dataclass fields: parsing, conversion, checks
     properties   the text format of server.properties and meta.properties
@@ -14,7 +15,8 @@ The room promises that parsed settings have passed every check of their table. A
 error that suggests the nearest known one. Sizes are in bytes and durations in ms.
 """
 
-from tidemark.config.server import ServerConfig, load_server_config, parse_server_config
+from tidemark.config.loading import load_server_config, parse_server_config
+from tidemark.config.server import ServerConfig
 from tidemark.config.topic import (
     TopicConfig,
     altered_server,

@@ -1,33 +1,16 @@
-"""The settings of a node: `server.properties`, overridden by `TIDEMARK_...` variables.
-
-Names and defaults are Kafka's.
-"""
+"""The settings of a node. Names and defaults are Kafka's."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from tidemark.config.coordinators import CoordinatorConfig
-from tidemark.config.definition import keys_of, parse, setting
-from tidemark.config.properties import environment_overrides, parse_properties
+from tidemark.config.definition import setting
 from tidemark.errors import ConfigError
 from tidemark.types import Endpoint
 
 _MAX_INT = 2**31 - 1
 _MAX_LONG = 2**63 - 1
-# Kafka's coarser names of a setting, and their units in ms. The finer name takes precedence where
-# several are set; -1 stays -1 (no limit).
-_MINUTE_MS, _HOUR_MS = 60_000, 3_600_000
-_COARSER = {
-    "log.retention.minutes": ("log.retention.ms", _MINUTE_MS),
-    "log.retention.hours": ("log.retention.ms", _HOUR_MS),
-    "log.roll.hours": ("log.roll.ms", _HOUR_MS),
-    "log.roll.jitter.hours": ("log.roll.jitter.ms", _HOUR_MS),
-    "log.dir": ("log.dirs", 1),
-}
 # Kafka's selectors (KIP-392), with and without their package.
 _RACK_AWARE = "RackAwareReplicaSelector"
 _SELECTORS = tuple(
@@ -35,12 +18,11 @@ _SELECTORS = tuple(
     for name in (_RACK_AWARE, "LeaderSelector")
     for package in ("", "org.apache.kafka.common.replica.")
 )
-_PLUGIN_PREFIXES = {"rsm.config.": "rsm_config", "rlmm.config.": "rlmm_config"}
 
 
 @dataclass(frozen=True, slots=True)
-class ServerConfig(CoordinatorConfig):
-    """A node's settings; `load_server_config` reads them."""
+class ServerConfig:
+    """A node's settings; `tidemark/config/loading.py` reads them."""
 
     process_roles: tuple[str, ...] = setting(
         doc="controller, broker, or both", one_of=("controller", "broker")
@@ -433,6 +415,37 @@ class ServerConfig(CoordinatorConfig):
         30_000, doc="longest remote look-up by time", at_least=1
     )
 
+    group_consumer_session_timeout_ms: int = setting(
+        45_000, doc="a member without a heartbeat for so long is removed", at_least=1
+    )
+    group_consumer_heartbeat_interval_ms: int = setting(
+        5_000, doc="what members are told to wait between heartbeats", at_least=1
+    )
+    group_consumer_max_size: int = setting(
+        _MAX_INT, doc="members of one consumer group", at_least=1
+    )
+    offset_metadata_max_bytes: int = setting(
+        4_096, doc="largest metadata of a committed offset", at_least=0
+    )
+    offsets_commit_timeout_ms: int = setting(
+        5_000, doc="longest wait of a coordinator's answer for its replicas", at_least=1
+    )
+    offsets_retention_minutes: int = setting(
+        10_080, doc="age at which offsets of topics without a subscriber expire", at_least=1
+    )
+    offsets_retention_check_interval_ms: int = setting(
+        600_000, doc="time between checks for expired offsets", at_least=1
+    )
+    offsets_topic_num_partitions: int = setting(
+        50, doc="partitions of __consumer_offsets, when it is made", at_least=1
+    )
+    offsets_topic_replication_factor: int = setting(
+        3, doc="replicas of __consumer_offsets, when it is made", at_least=1
+    )
+    offsets_topic_segment_bytes: int = setting(
+        100 << 20, doc="segment.bytes of __consumer_offsets, when it is made", at_least=1
+    )
+
     rsm_config: dict[str, str] = field(default_factory=dict, kw_only=True)
     """Settings of the remote storage manager (`rsm.config.*` without the prefix)."""
     rlmm_config: dict[str, str] = field(default_factory=dict, kw_only=True)
@@ -552,41 +565,3 @@ def _parse_listeners(key: str, texts: tuple[str, ...]) -> dict[str, Endpoint]:
             raise ConfigError(f"{key}: {text!r} is not NAME://host:port")
         found[name.upper()] = Endpoint(host.strip("[]"), int(port))
     return found
-
-
-def parse_server_config(values: Mapping[str, str]) -> ServerConfig:
-    """Parses settings by name, including Kafka's coarser ones (log.retention.hours). Raises
-    ConfigError.
-    """
-    return parse(ServerConfig, _in_ms(values), prefixes=_PLUGIN_PREFIXES)
-
-
-def _in_ms(values: Mapping[str, str]) -> dict[str, str]:
-    """The settings with each coarser name of `_COARSER` replaced by its finer one, unless that is
-    set.
-    """
-    finer = {key: text for key, text in values.items() if key not in _COARSER}
-    for key, (target, unit_ms) in _COARSER.items():
-        text = values.get(key)
-        if text is not None and target not in finer:
-            finer[target] = text if unit_ms == 1 else _times(key, text.strip(), unit_ms)
-    return finer
-
-
-def _times(key: str, text: str, unit_ms: int) -> str:
-    digits = text.removeprefix("-")
-    if not (digits.isascii() and digits.isdigit()):
-        raise ConfigError(f"{key}={text!r} is not of type int")
-    return text if int(text) < 0 else str(int(text) * unit_ms)
-
-
-def load_server_config(path: str | Path, environ: Mapping[str, str] | None = None) -> ServerConfig:
-    """Reads a properties file and applies TIDEMARK_... variables to it. Raises ConfigError."""
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"can not read {path}: {error}") from error
-    values = parse_properties(text, source=str(path))
-    chosen = os.environ if environ is None else environ
-    known = [*keys_of(ServerConfig), *_COARSER]
-    return parse_server_config(values | environment_overrides(chosen, known))

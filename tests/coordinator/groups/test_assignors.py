@@ -128,7 +128,7 @@ def test_uniform_is_balanced_and_moves_no_more_than_that_needs(
 
 
 def test_a_member_that_leaves_moves_only_its_own() -> None:
-    topics = Topics({topic: 25 for topic in TOPICS})
+    topics = Topics(dict.fromkeys(TOPICS, 25))
     members = {
         f"m{n:03}": MemberSubscription(f"m{n:03}", topic_ids=frozenset(TOPICS)) for n in range(10)
     }
@@ -170,9 +170,7 @@ def test_topics_of_one_size_are_co_partitioned_by_range() -> None:
     }
     assert found["a"][TOPICS[0]] == found["a"][TOPICS[1]] == frozenset({2, 3})
     assert TOPICS[2] not in found["c"]
-    joined = again(members, found) | {
-        "0": MemberSubscription("0", topic_ids=frozenset(TOPICS[:3]))
-    }
+    joined = again(members, found) | {"0": MemberSubscription("0", topic_ids=frozenset(TOPICS[:3]))}
     later = ASSIGNORS["range"](joined, topics)
     assert later["0"] == {TOPICS[0]: frozenset({4}), TOPICS[1]: frozenset({4})}, "behind the others"
 

@@ -7,6 +7,7 @@ import pytest
 from coordinator.groups.heartbeat import Heartbeat
 from coordinator.groups.members import MemberState
 from coordinator.groups.shard import GroupSettings
+from coordinator.records.groups import ConsumerGroupCurrentMemberAssignmentKey
 from tests.coordinator.groups.driver import GROUP, Client, Driver, settle
 from tests.coordinator.images import topic_id
 from tidemark.errors import (
@@ -302,3 +303,37 @@ def test_a_coordinator_that_moved_knows_all_and_gives_whole_sessions() -> None:
     driver.advance(9_000)
     settle(first, second)
     assert first.partitions | second.partitions == of("a", 0, 1, 2, 3)
+
+
+def test_a_static_member_that_left_holds_nothing_that_it_was_to_give_up() -> None:
+    driver = Driver({"a": 4})
+    first = Client(driver, "1", "a", instance_id="x")
+    second = Client(driver, "2", "a")
+    first.beat(instance_id="x")  # it is told to give up two
+    driver.heartbeat("1", -2, instance_id="x")
+    second.beat()
+    assert len(second.partitions) == 2
+    assert not driver.members()["1"].revoking
+
+
+def test_silent_members_are_removed_by_the_next_coordinator_too() -> None:
+    driver = Driver({"a": 2}, GroupSettings(session_timeout_ms=10_000))
+    first, second = Client(driver, "1", "a"), Client(driver, "2", "a")
+    driver.heartbeat("1", first.epoch)  # it is told to give up one
+    driver.reload()
+    for _ in range(3):
+        driver.advance(8_000)
+        driver.heartbeat("1", first.epoch)
+    assert set(driver.members()) == {"1"}, "the second one was silent"
+    driver.advance(8_000)
+    assert not driver.members(), "it has not given up in 30 s"
+    assert second.epoch == 2
+
+
+def test_a_member_whose_current_assignment_is_deleted_has_no_partitions() -> None:
+    driver = Driver({"a": 2})
+    Client(driver, "1", "a")
+    driver.shard.replay(ConsumerGroupCurrentMemberAssignmentKey(GROUP, "1"), None, 0, -1)
+    assert not driver.members()["1"].assigned
+    assert driver.members()["1"].subscribed_topic_names == ("a",)
+    assert driver.shard.groups[GROUP].owner_of(topic_id("a"), 0) is None

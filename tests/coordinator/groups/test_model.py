@@ -1,11 +1,12 @@
 """Random histories of a group: lost answers, pauses, moved coordinators, changing topics.
 
-After every event no partition has two owners; replaying the log gives the same state; and once all
+After every event no partition has two owners, and replaying the log gives the same state. Once all
 is quiet, every partition of a subscribed topic has an owner.
 """
 
 from __future__ import annotations
 
+import contextlib
 import random
 from typing import Any
 
@@ -88,10 +89,8 @@ class World:
                 gone = self.processes.pop(draw.choice(list(self.processes)))
                 if draw.random() < 0.5 and gone.epoch:
                     gone.give_up()
-                    try:
+                    with contextlib.suppress(ApiError):
                         self.driver.heartbeat(gone.name, -1)
-                    except ApiError:
-                        pass
                 else:
                     self.processes[f"dead-{gone.name}"] = gone  # it pauses, and holds what it has
             case 3:
