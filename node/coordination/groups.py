@@ -203,7 +203,7 @@ class GroupCoordinator:
     async def _heartbeat(
         self, request: pb.ConsumerGroupHeartbeatRequest, context: Context, listener: str
     ) -> pb.ConsumerGroupHeartbeatResponse:
-        heartbeat = _decoded(request, caller_of(context).client_id, _host_of(context))
+        heartbeat = decoded(request, caller_of(context).client_id, _host_of(context))
         answer = await self._write(
             request.group_id, lambda shard, now_ms: shard.heartbeat(heartbeat, now_ms)
         )
@@ -328,9 +328,11 @@ def _check_count(keys: Any) -> None:
         raise InvalidRequestError(f"{len(keys)} groups in one request: {_KEYS_MAX} are allowed")
 
 
-def _decoded(
+def decoded(
     request: pb.ConsumerGroupHeartbeatRequest, client_id: str, client_host: str
 ) -> Heartbeat:
+    """The heartbeat of a request. Raises InvalidRequestError."""
+
     def text(field: str) -> str | None:
         return getattr(request, field) if request.HasField(field) else None  # type: ignore[arg-type]
 

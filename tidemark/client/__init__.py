@@ -8,6 +8,7 @@ are private to the room.
     producer, sender, encoding, batch                records out
     producer_core, admission, accumulator            the pure core of that
     consumer, consuming, records, offsets            records in; `consuming.core` is the pure core
+    groups                                           a consumer as a member of a group
     admin and admin_*, decoding                      administration
     connections, metadata, retry                     shared by all three
     sync                                             the blocking classes
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
         BufferExhaustedError,
         ClientClosedError,
         ClientForkedError,
+        CommitFailedError,
         CorruptBatchError,
         LogTruncationError,
         NoOffsetForPartitionError,
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
         LogDirDescription,
         NewTopic,
         NodeFeatures,
+        OffsetAndMetadata,
         OffsetAndTimestamp,
         OffsetSpec,
         PartitionReassignment,
@@ -80,6 +83,7 @@ _HOMES = {
     "ClientClosedError": "errors",
     "ClientForkedError": "errors",
     "ClusterDescription": "models",
+    "CommitFailedError": "errors",
     "Connections": "connections",
     "Consumer": "sync",
     "ConsumerRecord": "models",
@@ -90,6 +94,7 @@ _HOMES = {
     "NewTopic": "models",
     "TierRebuild": "models",
     "NoOffsetForPartitionError": "errors",
+    "OffsetAndMetadata": "models",
     "OffsetAndTimestamp": "models",
     "OffsetSpec": "models",
     "Producer": "sync",
@@ -113,6 +118,7 @@ __all__ = [
     "ClientClosedError",
     "ClientForkedError",
     "ClusterDescription",
+    "CommitFailedError",
     "ConfigEntry",
     "ConfigResource",
     "Connections",
@@ -126,6 +132,7 @@ __all__ = [
     "NewTopic",
     "NoOffsetForPartitionError",
     "NodeFeatures",
+    "OffsetAndMetadata",
     "OffsetAndTimestamp",
     "OffsetSpec",
     "PartitionReassignment",

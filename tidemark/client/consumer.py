@@ -1,16 +1,18 @@
 """AsyncConsumer: reads assigned partitions from given positions, as records, Arrow batches or raw
 batches.
 
-The caller owns the positions: there are no groups and no commits here. The consumer handles leader
-changes, lost answers and expired metadata. It raises the errors that only the caller can decide
-about, such as an offset that is out of range with auto_offset_reset="none".
+With `subscribe` it is a member of a group, which tells it its partitions (KIP-848); with `assign`
+the caller names them. The consumer handles leader changes, lost answers and expired metadata. It
+raises the errors that only the caller can decide about, such as an offset that is out of range with
+auto_offset_reset="none".
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
+from uuid import UUID
 
 from tidemark.client.closing import AsyncCloses
 from tidemark.client.connections import Connections, parse_bootstrap_servers
@@ -26,8 +28,13 @@ from tidemark.client.consuming.partition import (
 )
 from tidemark.client.consuming.reading import PollReader
 from tidemark.client.consuming.requests import FetchSettings
+from tidemark.client.errors import ClientClosedError
+from tidemark.client.groups.coordinator import GroupCalls
+from tidemark.client.groups.core import MemberSettings
+from tidemark.client.groups.iterating import RecordIterator
+from tidemark.client.groups.member import GroupMember, RebalanceListener
 from tidemark.client.metadata import MetadataCache
-from tidemark.client.models import OffsetAndTimestamp
+from tidemark.client.models import OffsetAndMetadata, OffsetAndTimestamp
 from tidemark.client.offsets import OffsetLookup
 from tidemark.client.records import RawBatches, Records
 from tidemark.client.retry import RetryPolicy
@@ -47,8 +54,14 @@ class AsyncConsumer(AsyncCloses):
     log was truncated, it goes on where log and position part, unless it is "none". `buffer_bytes`
     bounds the bytes fetched ahead. With `client_rack` it reads from the replica that the leaders'
     `replica.selector.class` names (KIP-392). `check_crcs` has the CRC of each batch compared, also
-    of raw ones. Quotas of the cluster may be set for `client_id`. Raises ConfigError for a wrong
-    setting.
+    of raw ones. Quotas of the cluster may be set for `client_id`.
+
+    With a `group_id` it begins where the group committed. With `enable_auto_commit` it commits the
+    records of earlier polls within a poll, every `auto_commit_interval_ms` and before partitions
+    go. Heartbeats run in the background. A member that does not poll for `max_poll_interval_ms`
+    leaves. One with a `group_instance_id` keeps its partitions while it restarts (KIP-345).
+
+    Raises ConfigError for a wrong setting.
     """
 
     def __init__(
@@ -70,6 +83,12 @@ class AsyncConsumer(AsyncCloses):
         metadata_max_age_ms: int = 300_000,
         client_rack: str = "",
         client_id: str = "",
+        group_id: str = "",
+        group_instance_id: str = "",
+        group_remote_assignor: str = "",
+        enable_auto_commit: bool = True,
+        auto_commit_interval_ms: int = 5_000,
+        max_poll_interval_ms: int = 300_000,
         random_seed: int | None = None,
     ) -> None:
         if auto_offset_reset not in _RESETS:
@@ -113,12 +132,32 @@ class AsyncConsumer(AsyncCloses):
         core = FetchCore(settings, self._metadata, rng)
         self._fetcher = Fetcher(core, self._connections, self._metadata, self._lookup)
         self._assignment = core.assignment
-        self.reader = PollReader(self._fetcher)
         self._loop = asyncio.get_running_loop()
+        self._member: GroupMember | None = None
+        if group_id:
+            member = MemberSettings(
+                group_id,
+                str(UUID(bytes=rng.randbytes(16), version=4)),
+                group_instance_id,
+                client_rack,
+                group_remote_assignor,
+                max_poll_interval_ms,
+                self._retry,
+            )
+            calls = GroupCalls(group_id, self._connections, self._metadata, self._retry, rng)
+            interval_ms = auto_commit_interval_ms if enable_auto_commit else 0
+            self._member = GroupMember(member, calls, self._fetcher, self._assign, interval_ms, rng)
+        self.reader = PollReader(
+            self._fetcher, None if self._member is None else self._member.before_poll
+        )
+        processed = {} if self._member is None else self._member.processed
+        self._records = RecordIterator(self.poll, processed)
 
     async def close(self) -> None:
-        """Stops fetching and closes the connections. Idempotent."""
+        """Commits if that is automatic, leaves the group, closes the connections. Idempotent."""
         self._connections.check_fork()
+        if self._member is not None:
+            await self._member.leave()
         self.reader.close()
         await self._fetcher.close()
         await self._metadata.close()
@@ -131,7 +170,18 @@ class AsyncConsumer(AsyncCloses):
     # Positions. Plain calls take effect at once.
 
     def assign(self, partitions: Sequence[TopicPartition]) -> None:
-        """Reads these partitions and no others; those that stay keep their positions."""
+        """Reads these partitions and no others; those that stay keep their positions.
+
+        New ones begin where the group committed. Raises ValueError while it is subscribed.
+        """
+        if self._member is not None and self._member.is_subscribed:
+            raise ValueError("the group assigns the partitions: unsubscribe first")
+        new = [p for p in map(_checked, partitions) if p not in self._assignment.partitions]
+        self._assign(partitions)
+        if self._member is not None:
+            self._member.placing(new)
+
+    def _assign(self, partitions: Sequence[TopicPartition]) -> None:
         self.reader.raise_if_closed()
         wanted = [_checked(partition) for partition in partitions]
         before = {partition.topic for partition in self._assignment.partitions}
@@ -163,6 +213,9 @@ class AsyncConsumer(AsyncCloses):
 
     def _seek(self, partition: TopicPartition, to: Target) -> None:
         self._fetcher.core.seek(self._partition(partition), to)
+        self._records.forget(TopicPartition(*partition))
+        if self._member is not None:
+            self._member.placed(TopicPartition(*partition))
         self._fetcher.schedule()
 
     def seek_to_beginning(self, *partitions: TopicPartition) -> None:
@@ -253,6 +306,69 @@ class AsyncConsumer(AsyncCloses):
             raise ValueError(f"{partition} is not assigned")
         return found
 
+    # Groups.
+
+    def subscribe(
+        self,
+        topics: Sequence[str] = (),
+        *,
+        pattern: str = "",
+        listener: RebalanceListener | None = None,
+    ) -> None:
+        """Joins the group, or changes the subscription: to topics, or to all whose whole name a RE2
+        `pattern` matches, now or later. Partitions come with the next polls.
+
+        Raises ValueError without a group_id, or unless it is either topics or a pattern.
+        """
+        self.reader.raise_if_closed()
+        if isinstance(topics, str):
+            raise ValueError(f"topics are several: say [{topics!r}]")
+        if bool(topics) == bool(pattern):
+            raise ValueError("subscribe to topics, or to a pattern")
+        self._with_group().subscribe(tuple(topics), pattern, listener)
+
+    async def unsubscribe(self) -> None:
+        """Leaves the group at once, and reads nothing."""
+        if self._member is not None and self._member.is_subscribed:
+            await self._member.leave()
+            self._records.forget()
+            self._assign([])
+
+    def _with_group(self) -> GroupMember:
+        if self._member is None:
+            raise ValueError("this consumer is of no group: give it a group_id")
+        return self._member
+
+    async def commit(
+        self,
+        offsets: Mapping[TopicPartition, int | OffsetAndMetadata] | None = None,
+        timeout_ms: float | None = None,
+    ) -> None:
+        """Stores offsets of the group: by default behind all records that polls returned, or that
+        an iteration has got through.
+
+        Raises CommitFailedError if this consumer is not the group's member any more, and
+        ValueError without a group_id or for a negative offset.
+        """
+        member = self._with_group()
+        if offsets is None:
+            await member.commit(member.positions(), timeout_ms)
+            return
+        wanted = {
+            _checked(partition): (OffsetAndMetadata(offset) if isinstance(offset, int) else offset)
+            for partition, offset in offsets.items()
+        }
+        for partition, committed in wanted.items():
+            if not 0 <= committed.offset < 1 << 63:
+                raise ValueError(f"{partition}: an offset is not negative: {committed.offset}")
+        await member.commit(wanted, timeout_ms)
+
+    async def committed(
+        self, partitions: Sequence[TopicPartition]
+    ) -> dict[TopicPartition, OffsetAndMetadata | None]:
+        """The group's offset of each partition; None where there is none."""
+        return await self._with_group().committed([_checked(each) for each in partitions])
+
     # Reading.
     #
     # A poll is atomic: cancelled or failed, it delivers nothing and moves no position. Once it has
@@ -287,6 +403,20 @@ class AsyncConsumer(AsyncCloses):
         """Returns the fetched batches, undecoded, with their CRCs checked; as `poll` otherwise."""
         self._connections.check_fork()
         return (await self.reader.raw(timeout_ms)).deliver()
+
+    def __aiter__(self) -> RecordIterator:
+        """The records, one at a time, until the consumer is closed."""
+        return self._records
+
+    async def arrow(self) -> AsyncIterator[Any]:
+        """The records as one pyarrow.RecordBatch after the other, until the consumer is closed."""
+        while True:
+            try:
+                found = await self.poll_arrow()
+            except ClientClosedError:
+                return
+            for batch in found.values():
+                yield batch
 
     # Look-ups.
 

@@ -25,6 +25,10 @@ class ClientForkedError(ClientClosedError):
     """A client was used in a process forked after it was made."""
 
 
+class CommitFailedError(TidemarkError):
+    """Offsets were not committed: the consumer is not the group's member any more."""
+
+
 class NoOffsetForPartitionError(TidemarkError):
     """The partition has no position and auto_offset_reset is "none": seek first."""
 

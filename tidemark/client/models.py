@@ -52,6 +52,15 @@ class ConsumerRecord(NamedTuple):
     headers: tuple[Header, ...]
 
 
+class OffsetAndMetadata(NamedTuple):
+    """An offset to commit: of the next record to read, with the leader epoch of the one before it,
+    None if unknown, and a text of the application."""
+
+    offset: int
+    leader_epoch: int | None = None
+    metadata: str = ""
+
+
 class OffsetAndTimestamp(NamedTuple):
     """The record found for a timestamp: the first at or after it."""
 

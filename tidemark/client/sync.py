@@ -25,9 +25,11 @@ from tidemark.client.consumer import AsyncConsumer
 from tidemark.client.consuming.reading import Handed
 from tidemark.client.delivery import ArrowDelivery, Delivery
 from tidemark.client.errors import BufferExhaustedError, ClientClosedError, ClientForkedError
+from tidemark.client.groups.member import RebalanceListener
 from tidemark.client.models import (
     BatchMetadata,
     Header,
+    OffsetAndMetadata,
     OffsetAndTimestamp,
     RecordMetadata,
 )
@@ -342,6 +344,16 @@ class Producer(_Face):
         return self._thread.run(self._core.partitions_for(topic))
 
 
+class _InThread:
+    """A listener whose methods run in a thread, so that they may call a blocking client."""
+
+    def __init__(self, listener: object) -> None:
+        self._listener = listener
+
+    def __getattr__(self, name: str) -> Any:
+        return functools.partial(asyncio.to_thread, getattr(self._listener, name))
+
+
 class Consumer(_Face):
     """Reads assigned partitions; see AsyncConsumer for settings, meanings and errors."""
 
@@ -361,6 +373,35 @@ class Consumer(_Face):
     def assignment(self) -> list[TopicPartition]:
         """The partitions read now."""
         return self._core.assignment()
+
+    def subscribe(
+        self,
+        topics: Sequence[str] = (),
+        *,
+        pattern: str = "",
+        listener: RebalanceListener | None = None,
+    ) -> None:
+        """Joins the group; the listener is called within a poll, and may call the consumer."""
+        told: Any = None if listener is None else _InThread(listener)
+        self._call(functools.partial(self._core.subscribe, pattern=pattern, listener=told), topics)
+
+    def unsubscribe(self) -> None:
+        """Leaves the group, and reads nothing."""
+        self._thread.run(self._core.unsubscribe())
+
+    def commit(
+        self,
+        offsets: Mapping[TopicPartition, int | OffsetAndMetadata] | None = None,
+        timeout_ms: float | None = None,
+    ) -> None:
+        """Stores offsets of the group: by default behind all records that polls returned."""
+        self._thread.run(self._core.commit(offsets, timeout_ms))
+
+    def committed(
+        self, partitions: Sequence[TopicPartition]
+    ) -> dict[TopicPartition, OffsetAndMetadata | None]:
+        """The group's offset of each partition; None where there is none."""
+        return self._thread.run(self._core.committed(partitions))
 
     def seek(self, partition: TopicPartition, offset: int, leader_epoch: int | None = None) -> None:
         """Sets the position: the next record of `partition` is the first at or after `offset`."""

@@ -68,6 +68,11 @@ class Fetcher:
             if future in self._news:
                 self._news.remove(future)
 
+    def wake(self) -> None:
+        """Has waiting polls look again."""
+        self.core.assignment.version += 1
+        self._tell()
+
     async def close(self) -> None:
         """Cancels the requests under way."""
         self._is_closed = True

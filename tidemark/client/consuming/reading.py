@@ -48,7 +48,11 @@ class Handed(Generic[T]):
 class PollReader:
     """Polls, for the asyncio and the blocking consumer."""
 
-    def __init__(self, fetcher: Fetcher) -> None:
+    def __init__(
+        self, fetcher: Fetcher, before: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
+        """`before` is awaited before a poll looks at records, each time that it does."""
+        self._before = before
         self._fetcher = fetcher
         self._assignment = fetcher.core.assignment
         self._loop = asyncio.get_running_loop()
@@ -147,6 +151,8 @@ class PollReader:
         self.raise_if_closed()
         self._raise_error()
         while True:
+            if self._before is not None:
+                await self._before()
             seen = self._assignment.version
             await load()
             self.raise_if_closed()
@@ -159,7 +165,7 @@ class PollReader:
                 self._raise_error(got_nothing=True)
                 return Handed(found, taken, self._fetcher)
             self._raise_error()
-            await self._fetcher.news(seen, left_s)
+            await self._fetcher.news(seen, left_s if self._before is None else min(left_s, 1.0))
 
     def raise_if_closed(self) -> None:
         """Raises ClientClosedError once the consumer is closed."""
