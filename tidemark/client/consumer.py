@@ -151,7 +151,7 @@ class AsyncConsumer(AsyncCloses):
             self._fetcher, None if self._member is None else self._member.before_poll
         )
         processed = {} if self._member is None else self._member.processed
-        self._records = RecordIterator(self.poll, processed)
+        self._records = RecordIterator(self._poll, processed)
 
     async def close(self) -> None:
         """Commits if that is automatic, leaves the group, closes the connections. Idempotent."""
@@ -271,6 +271,8 @@ class AsyncConsumer(AsyncCloses):
     async def _position(self, partition: TopicPartition, timeout_ms: float | None) -> Position:
         limit_ms = self._retry.timeout_ms if timeout_ms is None else timeout_ms
         deadline = self._loop.time() + limit_ms / 1000
+        if self._member is not None:
+            await self._member.place()
         while True:
             self.reader.raise_if_closed()
             state = self._partition(partition)
@@ -331,7 +333,7 @@ class AsyncConsumer(AsyncCloses):
         """Leaves the group at once, and reads nothing."""
         if self._member is not None and self._member.is_subscribed:
             await self._member.leave()
-            self._records.forget()
+            self._records.give_back()
             self._assign([])
 
     def _with_group(self) -> GroupMember:
@@ -388,8 +390,18 @@ class AsyncConsumer(AsyncCloses):
         and raise it again, by turns, until the caller seeks or pauses the partition.
         OffsetOutOfRangeError and errors of a node are raised again only if another fetch fails.
         """
+        self._end_iteration()
+        return await self._poll(timeout_ms, max_records)
+
+    async def _poll(self, timeout_ms: float, max_records: int = 500) -> Records:
         self._connections.check_fork()
         return (await self.reader.records(timeout_ms, max_records)).deliver()
+
+    def _end_iteration(self) -> None:
+        """Has records that an iteration has not reached polled again."""
+        for partition, offset in self._records.give_back().items():
+            if partition in self._assignment.partitions:
+                self._seek(partition, Position(offset))
 
     async def poll_arrow(self, timeout_ms: float = 1000) -> dict[TopicPartition, Any]:
         """Returns the fetched records, one pyarrow.RecordBatch (RECORDS_SCHEMA) per partition.
@@ -397,11 +409,13 @@ class AsyncConsumer(AsyncCloses):
         As `poll` otherwise.
         """
         self._connections.check_fork()
+        self._end_iteration()
         return (await self.reader.arrow(timeout_ms)).deliver()
 
     async def fetch_batches(self, timeout_ms: float = 1000) -> list[RawBatches]:
         """Returns the fetched batches, undecoded, with their CRCs checked; as `poll` otherwise."""
         self._connections.check_fork()
+        self._end_iteration()
         return (await self.reader.raw(timeout_ms)).deliver()
 
     def __aiter__(self) -> RecordIterator:

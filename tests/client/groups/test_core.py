@@ -306,3 +306,53 @@ def test_members_share_all_partitions_whatever_gets_lost(seed: int) -> None:
         wanted = {name for p in processes.values() for name in p.core._names}
         got = {partition for p in processes.values() for partition in p.partitions}
         assert got == {TopicPartition(n, i) for n in wanted for i in range({"a": 5, "b": 2}[n])}
+
+
+def test_who_gave_up_everything_has_nothing_until_it_is_told() -> None:
+    process = Process(Driver({"a": 2}))
+    process.subscribe("a")
+    process.run(1_000)
+    process.core.state = State.LOST
+    process.core.gave_up(process.driver.now_ms)
+    assert not process.partitions
+    assert not process.core.has_work
+    while not process.beat():
+        process.driver.advance(10)
+    assert process.core.has_work
+
+
+def test_partitions_that_were_taken_over_under_way_are_told_with_the_next_heartbeat() -> None:
+    driver = Driver({"a": 2})
+    first, second = Process(driver, "1"), Process(driver, "2")
+    first.subscribe("a")
+    first.run(1_000)
+    second.subscribe("a")
+    second.run(100)
+    driver.advance(INTERVAL_MS)
+    assert first.beat()  # it is told to give one up
+    driver.advance(INTERVAL_MS)
+    request = first.core.heartbeat(driver.now_ms)
+    assert request is not None
+    assert len(request.owned.topic_partitions) == 0
+    first.core._tells_all = True
+    first.core.owned = parts("a", 0, 1)
+    first.poll()
+    first.core.answered(request, first.serve(request), driver.now_ms)
+    again = first.core.heartbeat(driver.now_ms)
+    assert again is not None
+    assert again.HasField("owned")
+
+
+def test_a_success_makes_the_next_pause_short_again() -> None:
+    process = Process(Driver({"a": 2}))
+    process.subscribe("a")
+    for _ in range(6):
+        while not process.beat("request"):
+            process.driver.advance(10)
+    process.run(2_000)
+    while not process.beat("request"):
+        process.driver.advance(10)
+    at_ms = process.driver.now_ms
+    while not process.beat():
+        process.driver.advance(10)
+    assert process.driver.now_ms - at_ms < 150

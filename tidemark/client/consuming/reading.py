@@ -25,6 +25,7 @@ T = TypeVar("T")
 
 # Below this size, decoding on the loop costs less than a hop to a thread.
 _INLINE_BYTES = 64 << 10
+_LOOK_AGAIN_S = 1.0  # of a poll that has something to do before it reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,10 +150,10 @@ class PollReader:
     ) -> Handed[T]:
         deadline = self._loop.time() + timeout_ms / 1000
         self.raise_if_closed()
+        if self._before is not None:
+            await self._before()
         self._raise_error()
         while True:
-            if self._before is not None:
-                await self._before()
             seen = self._assignment.version
             await load()
             self.raise_if_closed()
@@ -165,7 +166,12 @@ class PollReader:
                 self._raise_error(got_nothing=True)
                 return Handed(found, taken, self._fetcher)
             self._raise_error()
-            await self._fetcher.news(seen, left_s if self._before is None else min(left_s, 1.0))
+            if self._before is None:
+                await self._fetcher.news(seen, left_s)
+            else:
+                await self._fetcher.news(seen, min(left_s, _LOOK_AGAIN_S))
+                self.raise_if_closed()
+                await self._before()
 
     def raise_if_closed(self) -> None:
         """Raises ClientClosedError once the consumer is closed."""

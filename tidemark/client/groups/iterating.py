@@ -51,16 +51,24 @@ class RecordIterator:
         self._last = self._waiting.popleft()
         return self._last
 
-    def forget(self, partition: TopicPartition | None = None) -> None:
-        """Drops records that were not handed out: of a partition that was sought, or all."""
-        if partition is None:
-            self._waiting.clear()
-            self._processed.clear()
-        else:
-            left = [record for record in self._waiting if _partition_of(record) != partition]
-            self._waiting = deque(left)
-            self._processed.pop(partition, None)
-        self._last = None if partition is None else self._last
+    def forget(self, partition: TopicPartition) -> None:
+        """Drops the records of a partition that was sought."""
+        left = [record for record in self._waiting if _partition_of(record) != partition]
+        self._waiting = deque(left)
+        self._processed.pop(partition, None)
+        if self._last is not None and _partition_of(self._last) == partition:
+            self._last = None
+
+    def give_back(self) -> dict[TopicPartition, int]:
+        """Ends the iteration. Returns the offset of the first record that was not handed out, for
+        each partition that has one: it has to be polled again."""
+        first: dict[TopicPartition, int] = {}
+        for record in self._waiting:
+            first.setdefault(_partition_of(record), record.offset)
+        self._waiting.clear()
+        self._processed.clear()
+        self._last = None
+        return first
 
 
 def _partition_of(record: ConsumerRecord) -> TopicPartition:

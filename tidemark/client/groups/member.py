@@ -65,7 +65,7 @@ class GroupMember:
         self._fetcher = fetcher
         self._assign = assign
         self._auto_commit_ms = auto_commit_ms
-        self._auto_commit_at_ms = 0.0
+        self._auto_commit_at_ms = fetcher.now_ms() + auto_commit_ms
         self._commit: asyncio.Task[None] | None = None
         self._listener: RebalanceListener | None = None
         self._beat: asyncio.Task[None] | None = None
@@ -169,8 +169,7 @@ class GroupMember:
                 await self._give_up()
             while self.core.has_work and self.core.target is not None:
                 await self._reconcile(self.core.target)
-        if self._unplaced:
-            await self._place(sorted(self._unplaced))
+        await self.place()
         if self._auto_commit_ms and now_ms >= self._auto_commit_at_ms:
             self._auto_commit_at_ms = now_ms + self._auto_commit_ms
             positions = self.positions()
@@ -207,7 +206,7 @@ class GroupMember:
             owned = {**core.owned, **{p: target[p] for p in new}}
             self._assign(list(owned))
             self._unplaced.update(new)
-            await self._place(new)
+            await self.place()
             await self._tell("assigned", new)
             core.reconciled(owned, self._fetcher.now_ms())
         self._changed.set()
@@ -231,8 +230,11 @@ class GroupMember:
         """The caller sought: the group's offset does not count."""
         self._unplaced.discard(partition)
 
-    async def _place(self, partitions: Partitions) -> None:
+    async def place(self) -> None:
         """Seeks to the committed offsets; where there is none, auto.offset.reset decides."""
+        partitions = sorted(self._unplaced)
+        if not partitions:
+            return
         found = await self.committed(partitions)
         known = self._fetcher.core.assignment.partitions
         for partition, committed in found.items():
