@@ -35,6 +35,10 @@ def consume(
         float | None, typer.Option(help="Stop when nothing came for so many seconds.")
     ] = None,
     print_key: Annotated[bool, typer.Option("--print-key", help="key, tab, value.")] = False,
+    group: Annotated[
+        str,
+        typer.Option(help="Share the partitions with the other members of this group, and commit."),
+    ] = "",
     client_rack: Annotated[
         str, typer.Option(help="Read from replicas in this rack, where the brokers allow it.")
     ] = "",
@@ -47,6 +51,16 @@ def consume(
 
     if from_beginning and from_timestamp is not None:
         raise ConfigError("say either --from-beginning or --from-timestamp")
+    if group:
+        if partition or from_timestamp is not None:
+            raise ConfigError("a --group has its own partitions and offsets: leave those out")
+        reset = "earliest" if from_beginning else "latest"
+        with Consumer(
+            bootstrap_server, group_id=group, auto_offset_reset=reset, client_rack=client_rack
+        ) as member:
+            member.subscribe([topic])
+            _print_all(member, max_messages, timeout, print_key, as_json)
+        return
     with Consumer(
         bootstrap_server, auto_offset_reset="latest", client_rack=client_rack
     ) as consumer:

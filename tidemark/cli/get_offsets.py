@@ -47,7 +47,7 @@ def get_offsets(
 
     asked = asked_of(time)
     with session.admin() as admin:
-        partitions = _partitions(admin, topics or [], topic_partitions or [])
+        partitions = partitions_of(admin, topics or [], topic_partitions or [])
         found = admin.list_offsets(dict.fromkeys(partitions, asked), read_committed=read_committed)
     session.show(
         [
@@ -85,7 +85,7 @@ def asked_of(text: str) -> int:
     return round(moment.astimezone().timestamp() * 1000)
 
 
-def _partitions(admin: Admin, topics: list[str], named: list[str]) -> list[TopicPartition]:
+def partitions_of(admin: Admin, topics: list[str], named: list[str]) -> list[TopicPartition]:
     """The partitions of the topics, and the named ones.
 
     Raises UnknownTopicOrPartitionError at once for one that does not exist.

@@ -24,6 +24,7 @@ from tidemark.cli import (
     elect_leaders,
     features,
     get_offsets,
+    groups,
     log_dirs,
     metadata,
     perf,
@@ -103,6 +104,7 @@ app.add_typer(configs.app, name="configs")
 app.add_typer(reassign.app, name="reassign")
 app.add_typer(features.app, name="features")
 app.add_typer(quotas.app, name="quotas")
+app.add_typer(groups.app, name="groups")
 app.add_typer(perf.app, name="perf")
 app.add_typer(tier.app, name="tier")
 app.command("elect-leaders")(elect_leaders.elect_leaders)

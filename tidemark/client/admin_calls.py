@@ -14,6 +14,7 @@ from google.protobuf.message import Message
 
 from tidemark.client.closing import AsyncCloses
 from tidemark.client.connections import Connections, parse_bootstrap_servers
+from tidemark.client.groups.admin import AsyncGroupAdmin
 from tidemark.client.metadata import METADATA, MetadataCache, monotonic_ms
 from tidemark.client.retry import RetryPolicy, is_retriable
 from tidemark.errors import ApiError, NetworkError, RequestTimedOutError, raise_for
@@ -50,6 +51,7 @@ class AdminCalls(AsyncCloses):
         self._metadata = MetadataCache(
             self._connections, self._bootstrap, retry=self._retry, rng=self._rng
         )
+        self.groups = AsyncGroupAdmin(self._connections, self._metadata, self._retry, self._rng)
 
     async def close(self) -> None:
         """Closes the connections."""

@@ -61,6 +61,43 @@ class OffsetAndMetadata(NamedTuple):
     metadata: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class GroupListing:
+    """A group with its state and type: consumer, or classic for one that only commits offsets."""
+
+    group_id: str
+    state: str
+    type: str
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMemberDescription:
+    """A member: who it is, its subscription, its partitions, and those that it is to have."""
+
+    member_id: str
+    instance_id: str | None
+    rack_id: str | None
+    client_id: str
+    client_host: str
+    member_epoch: int
+    subscribed_topic_names: tuple[str, ...]
+    subscribed_topic_regex: str | None
+    assignment: tuple[TopicPartition, ...]
+    target_assignment: tuple[TopicPartition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupDescription:
+    """A group with its members; `state` is Empty, Assigning, Reconciling or Stable."""
+
+    group_id: str
+    state: str
+    group_epoch: int
+    assignment_epoch: int
+    assignor: str
+    members: tuple[GroupMemberDescription, ...]
+
+
 class OffsetAndTimestamp(NamedTuple):
     """The record found for a timestamp: the first at or after it."""
 

@@ -26,6 +26,7 @@ from tidemark.client.consuming.reading import Handed
 from tidemark.client.delivery import ArrowDelivery, Delivery
 from tidemark.client.errors import BufferExhaustedError, ClientClosedError, ClientForkedError
 from tidemark.client.groups.member import RebalanceListener
+from tidemark.client.groups.sync_admin import GroupAdmin
 from tidemark.client.models import (
     BatchMetadata,
     Header,
@@ -506,6 +507,7 @@ class Admin(_Face):
     def __init__(self, bootstrap_servers: str | Sequence[str], **settings: Any) -> None:
         super().__init__(lambda: AsyncAdmin(bootstrap_servers, **settings))
         self._core: AsyncAdmin
+        self.groups = GroupAdmin(self._core.groups, self._thread.run)
 
     close = _blocking(AsyncAdmin.close)
 

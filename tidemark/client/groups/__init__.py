@@ -4,6 +4,8 @@
     coordinator   finds the coordinator of a group, and calls it
     member        the edge: heartbeats in the background, everything else in a poll
     iterating     `async for record in consumer`
+    requests      offsets in requests and answers
+    admin         groups as an administrator sees them; `sync_admin` is its blocking form
 
 Everything here is private to `tidemark.client`. The room promises:
 

@@ -14,6 +14,7 @@ from tidemark.client.consuming.partition import UNKNOWN_EPOCH, Position
 from tidemark.client.errors import CommitFailedError
 from tidemark.client.groups.coordinator import GroupCalls
 from tidemark.client.groups.core import MemberSettings, MembershipCore, State
+from tidemark.client.groups.requests import commit_request, committed_in, of_commit, of_fetch
 from tidemark.client.models import OffsetAndMetadata
 from tidemark.errors import (
     FencedInstanceIdError,
@@ -273,18 +274,17 @@ class GroupMember:
             return
 
         def make() -> pb.OffsetCommitRequest:
-            request = pb.OffsetCommitRequest(group_id=self._group_id)
+            request = commit_request(self._group_id, offsets, self.core.owned)
             if self.is_subscribed:
                 request.member_id = self.core.settings.member_id
                 request.member_epoch = self.core.epoch
-            _write_offsets(request, offsets, self.core.owned)
             return request
 
         try:
             await self._calls.call(
                 make,
                 pb.OffsetCommitResponse,
-                _of_commit,
+                of_commit,
                 timeout_ms,
                 retried=(StaleMemberEpochError,) if self.core.state is State.MEMBER else (),
             )
@@ -310,52 +310,9 @@ class GroupMember:
                 topics[partition.topic].partition_indexes.append(partition.partition)
             return request
 
-        answer = await self._calls.call(make, pb.OffsetFetchResponse, _of_fetch)
-        found: dict[TopicPartition, OffsetAndMetadata | None] = dict.fromkeys(wanted)
-        for topic in answer.groups[0].topics:
-            for item in topic.partitions:
-                if item.committed_offset >= 0:
-                    epoch = item.committed_leader_epoch
-                    found[TopicPartition(topic.name, item.partition_index)] = OffsetAndMetadata(
-                        item.committed_offset, None if epoch < 0 else epoch, item.metadata
-                    )
-        return found
-
-
-def _write_offsets(
-    request: pb.OffsetCommitRequest,
-    offsets: Mapping[TopicPartition, OffsetAndMetadata],
-    ids: Mapping[TopicPartition, bytes],
-) -> None:
-    topics: dict[str, pb.OffsetCommitRequest.Topic] = {}
-    for partition, committed in offsets.items():
-        if partition.topic not in topics:
-            topics[partition.topic] = request.topics.add(
-                name=partition.topic, topic_id=ids.get(partition, b"")
-            )
-        item = topics[partition.topic].partitions.add(
-            partition_index=partition.partition,
-            committed_offset=committed.offset,
-            committed_metadata=committed.metadata,
-        )
-        if committed.leader_epoch is not None:
-            item.committed_leader_epoch = committed.leader_epoch
+        found = committed_in(await self._calls.call(make, pb.OffsetFetchResponse, of_fetch))
+        return {partition: found.get(partition) for partition in wanted}
 
 
 def _of_whole(answer: Any) -> Iterable[tuple[int, str]]:
     return ((answer.error_code, answer.error_message),)
-
-
-def _of_commit(answer: pb.OffsetCommitResponse) -> Iterable[tuple[int, str]]:
-    yield answer.error_code, answer.error_message
-    for topic in answer.topics:
-        for item in topic.partitions:
-            yield item.error_code, f"{topic.name}-{item.partition_index}"
-
-
-def _of_fetch(answer: pb.OffsetFetchResponse) -> Iterable[tuple[int, str]]:
-    for group in answer.groups:
-        yield group.error_code, group.error_message
-        for topic in group.topics:
-            for item in topic.partitions:
-                yield item.error_code, f"{topic.name}-{item.partition_index}"

@@ -1,0 +1,65 @@
+"""Offsets in requests and answers of a coordinator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from tidemark.client.models import OffsetAndMetadata
+from tidemark.types import TopicPartition
+from tidemark.v1 import group_pb2 as pb
+
+Codes = Iterable[tuple[int, str]]
+
+
+def commit_request(
+    group_id: str,
+    offsets: Mapping[TopicPartition, OffsetAndMetadata],
+    ids: Mapping[TopicPartition, bytes] | None = None,
+) -> pb.OffsetCommitRequest:
+    """A commit; `ids` are the topic ids, where they are known."""
+    request = pb.OffsetCommitRequest(group_id=group_id)
+    topics: dict[str, pb.OffsetCommitRequest.Topic] = {}
+    for partition, committed in offsets.items():
+        if partition.topic not in topics:
+            topics[partition.topic] = request.topics.add(
+                name=partition.topic, topic_id=(ids or {}).get(partition, b"")
+            )
+        item = topics[partition.topic].partitions.add(
+            partition_index=partition.partition,
+            committed_offset=committed.offset,
+            committed_metadata=committed.metadata,
+        )
+        if committed.leader_epoch is not None:
+            item.committed_leader_epoch = committed.leader_epoch
+    return request
+
+
+def committed_in(answer: pb.OffsetFetchResponse) -> dict[TopicPartition, OffsetAndMetadata]:
+    """The offsets of an answer, of the partitions that have one."""
+    found: dict[TopicPartition, OffsetAndMetadata] = {}
+    for group in answer.groups:
+        for topic in group.topics:
+            for item in topic.partitions:
+                if item.committed_offset >= 0:
+                    epoch = item.committed_leader_epoch
+                    found[TopicPartition(topic.name, item.partition_index)] = OffsetAndMetadata(
+                        item.committed_offset, None if epoch < 0 else epoch, item.metadata
+                    )
+    return found
+
+
+def of_commit(answer: pb.OffsetCommitResponse) -> Codes:
+    """The errors of an answer, with what they are about."""
+    yield answer.error_code, answer.error_message
+    for topic in answer.topics:
+        for item in topic.partitions:
+            yield item.error_code, f"{topic.name}-{item.partition_index}"
+
+
+def of_fetch(answer: pb.OffsetFetchResponse) -> Codes:
+    """The errors of an answer, with what they are about."""
+    for group in answer.groups:
+        yield group.error_code, group.error_message
+        for topic in group.topics:
+            for item in topic.partitions:
+                yield item.error_code, f"{topic.name}-{item.partition_index}"
