@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from tidemark.cli.group_offsets import Reset, offsets_in, resets
+from tidemark.cli.group_offsets import Destination, offsets_in, resets
 from tidemark.cli.local_cluster import LocalCluster
 from tidemark.cli.main import app
 from tidemark.client import Admin, Consumer, NewTopic, OffsetAndMetadata, OffsetSpec, Producer
@@ -158,7 +158,7 @@ def test_ways_to_reset_and_files() -> None:
     nothing = (False, False, False, None, None, None, None, None)
     with pytest.raises(ConfigError, match="once"):
         resets(*nothing)
-    assert resets(True, *nothing[1:]) == Reset(spec=OffsetSpec.EARLIEST)
+    assert resets(True, *nothing[1:]) == Destination(spec=OffsetSpec.EARLIEST)
     assert list(offsets_in("a,0,5\n\n#x\nb, 1, 6")) == [
         (TopicPartition("a", 0), 5),
         (TopicPartition("b", 1), 6),

@@ -24,8 +24,9 @@ import tests.test_documents as documents
 import tests.wheel.test_installed as wheel
 from node.runtime.storage import format_storage
 from tests.readme import README, block, blocks
-from tidemark import Admin, NewTopic, Producer
+from tidemark import Admin, NewTopic, Producer, TopicPartition
 from tidemark.cli.local_cluster import LocalCluster
+from tidemark.client import OffsetAndMetadata
 from tidemark.config import load_server_config
 from tidemark.config.properties import format_properties
 
@@ -137,7 +138,8 @@ def test_each_line_for_operators_succeeds_as_printed(tmp_path: Path) -> None:
     disks = [tmp_path / "broker-4", tmp_path / "broker-4-too"]
     # The cleaner would remove indexes while dump-log reads them: a line makes the topic compacted.
     two_disks = {4: {"log.dirs": ",".join(map(str, disks)), "log.cleaner.enable": "false"}}
-    with LocalCluster(tmp_path, node_overrides=two_disks) as cluster:
+    two_copies = {"offsets.topic.replication.factor": "2"}  # so that a broker can be drained
+    with LocalCluster(tmp_path, node_overrides=two_disks, overrides=two_copies) as cluster:
         cluster.wait_ready(60)
         servers = cluster.bootstrap_servers
         topic = NewTopic(
@@ -146,6 +148,8 @@ def test_each_line_for_operators_succeeds_as_printed(tmp_path: Path) -> None:
         stopped = stopped_controllers(cluster, tmp_path / "stopped")
         with stopped as recovered, Admin(servers) as admin:
             admin.create_topics([topic])
+            offsets = {TopicPartition("events", n): OffsetAndMetadata(0) for n in range(2)}
+            admin.groups.alter_offsets("billing", offsets)
             offset = admin.describe_quorum().high_watermark
         with Producer(servers) as producer:
             for _ in range(100):  # segments roll, and with them the indexes
@@ -188,6 +192,7 @@ def test_the_python_blocks_run_as_printed(
     names = {
         "bootstrap_servers": small_cluster.bootstrap_servers,
         "leader_address": small_cluster.bootstrap_servers,
+        "coordinator_address": small_cluster.bootstrap_servers,
     }
     exec(compile(block("Python", "python"), "README.md: Python", "exec"), dict(names))
     assert "b'tide' b'hello'" in capfd.readouterr().out
@@ -196,6 +201,16 @@ def test_the_python_blocks_run_as_printed(
     out = capfd.readouterr().out
     assert 'value: "hello from anywhere"' in out
     assert "offset: 1" in out
+    group = block("Consumer groups", "python").replace(
+        'group_id="greeters"', 'group_id="greeters", auto_offset_reset="earliest"'
+    )
+    group = group.replace("work())", "asyncio.wait_for(work(), 6))")
+    with pytest.raises(TimeoutError):
+        exec(compile(group, "README.md: groups", "exec"), dict(names))
+    assert "0 b'hello'" in capfd.readouterr().out
+    stubs = block("A group by stubs alone", "python")
+    exec(compile(stubs, "README.md: stubs", "exec"), dict(names))
+    assert "1 [0]" in capfd.readouterr().out
 
 
 HELD_BY = {
@@ -205,8 +220,10 @@ HELD_BY = {
     ("Measure", "bash"): test_a_measurement_runs_as_printed,
     ("Install", "bash"): wheel.test_what_readme_installs_is_as_much_as_it_says,
     ("Python", "python"): test_the_python_blocks_run_as_printed,
+    ("Consumer groups", "python"): test_the_python_blocks_run_as_printed,
     ("Tests without a cluster", "python"): documents.test_the_test_in_the_readme_passes,
     ("Any language, by gRPC", "python"): test_the_python_blocks_run_as_printed,
+    ("A group by stubs alone", "python"): test_the_python_blocks_run_as_printed,
     ("Spark", "python"): wheel.test_spark_finds_the_format_by_its_name,
     ("Kubernetes", "bash"): helm.test_the_kubernetes_block_renders_as_printed,
 }

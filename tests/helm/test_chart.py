@@ -219,6 +219,12 @@ def test_a_pod_without_a_zone_has_no_rack(tmp_path: Path) -> None:
     assert not any(line.startswith("broker.rack") for line in lines)
 
 
+@pytest.mark.parametrize(("name", "factor"), [("one-node-each", 1), ("defaults", 3)])
+def test_groups_have_as_many_replicas_as_there_are_brokers(name: str, factor: int) -> None:
+    (found,) = by_kind(name, "ConfigMap").values()
+    assert f"offsets.topic.replication.factor={factor}\n" in found["data"]["broker.properties"]
+
+
 @pytest.mark.parametrize(
     ("values", "said"),
     [

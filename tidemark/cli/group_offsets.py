@@ -22,9 +22,9 @@ _UNITS_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 @dataclass(frozen=True, slots=True)
-class Reset:
-    """Where to: a name or time of ListOffsets, an offset, a shift, or a file. One is set; none of
-    them: as it is."""
+class Destination:
+    """The way to the new offsets: a name or time of ListOffsets, an offset, a shift, or a file. One
+    is set; none: as it is."""
 
     spec: int | None = None
     offset: int | None = None
@@ -39,30 +39,30 @@ def resets(
     to_offset: int | None,
     shift_by: int | None,
     to_datetime: str | None,
-    by_duration: str | None,
+    ago: str | None,
     from_file: str | None,
-) -> Reset:
+) -> Destination:
     """The one of the options that is set. Raises ConfigError."""
     from tidemark.cli.consume import timestamp_of
     from tidemark.client.models import OffsetSpec
 
-    chosen: list[Reset] = []
+    chosen: list[Destination] = []
     if to_earliest:
-        chosen.append(Reset(spec=OffsetSpec.EARLIEST))
+        chosen.append(Destination(spec=OffsetSpec.EARLIEST))
     if to_latest:
-        chosen.append(Reset(spec=OffsetSpec.LATEST))
+        chosen.append(Destination(spec=OffsetSpec.LATEST))
     if to_current:
-        chosen.append(Reset())
+        chosen.append(Destination())
     if to_offset is not None:
-        chosen.append(Reset(offset=to_offset))
+        chosen.append(Destination(offset=to_offset))
     if shift_by is not None:
-        chosen.append(Reset(shift=shift_by))
+        chosen.append(Destination(shift=shift_by))
     if to_datetime is not None:
-        chosen.append(Reset(spec=timestamp_of(to_datetime)))
-    if by_duration is not None:
-        chosen.append(Reset(spec=round(time.time() * 1000) - _duration_ms(by_duration)))
+        chosen.append(Destination(spec=timestamp_of(to_datetime)))
+    if ago is not None:
+        chosen.append(Destination(spec=round(time.time() * 1000) - _duration_ms(ago)))
     if from_file is not None:
-        chosen.append(Reset(from_file=from_file))
+        chosen.append(Destination(from_file=from_file))
     if len(chosen) != 1:
         raise ConfigError("say where to, once: --to-earliest, --shift-by, --from-file, ...")
     return chosen[0]
@@ -77,7 +77,7 @@ def _duration_ms(text: str) -> int:
 
 def targets(
     admin: Admin,
-    way: Reset,
+    way: Destination,
     partitions: Iterable[TopicPartition],
     committed: Mapping[TopicPartition, OffsetAndMetadata],
 ) -> dict[TopicPartition, int]:

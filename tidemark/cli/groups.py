@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tidemark.cli.delete_records import partition_of
-from tidemark.cli.group_offsets import Reset, resets, targets
+from tidemark.cli.group_offsets import Destination, resets, targets
 from tidemark.cli.output import json_of
 from tidemark.cli.session import DryRun, Session, with_session
 from tidemark.errors import ApiError, ConfigError, NonEmptyGroupError, TidemarkError
@@ -157,8 +157,9 @@ def reset_offsets(
     to_datetime: Annotated[
         str | None, typer.Option(help="To the first record at or after: ms, or ISO 8601.")
     ] = None,
-    by_duration: Annotated[
-        str | None, typer.Option(help="To the records of so long ago, like 90m, 36h or 7d.")
+    ago: Annotated[
+        str | None,
+        typer.Option("--by-duration", help="To the records of so long ago, like 90m, 36h or 7d."),
     ] = None,
     from_file: Annotated[
         str | None, typer.Option(help="To those of a CSV file: topic,partition,offset; - is stdin.")
@@ -169,7 +170,7 @@ def reset_offsets(
     from tidemark.client.models import OffsetAndMetadata
 
     ways = resets(
-        to_earliest, to_latest, to_current, to_offset, shift_by, to_datetime, by_duration, from_file
+        to_earliest, to_latest, to_current, to_offset, shift_by, to_datetime, ago, from_file
     )
     with session.admin() as admin:
         committed = admin.groups.offsets(group)
@@ -206,7 +207,7 @@ def _check_empty(admin: Admin, group: str) -> None:
 
 def _wanted(
     admin: Admin,
-    way: Reset,
+    way: Destination,
     committed: Mapping[TopicPartition, OffsetAndMetadata],
     topics: list[str],
     all_topics: bool,

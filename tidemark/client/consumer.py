@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
+from random import Random
 from typing import Any
 from uuid import UUID
 
@@ -91,12 +92,7 @@ class AsyncConsumer(AsyncCloses):
         max_poll_interval_ms: int = 300_000,
         random_seed: int | None = None,
     ) -> None:
-        if auto_offset_reset not in _RESETS:
-            raise ConfigError(f"auto.offset.reset={auto_offset_reset!r} is none of {_RESETS}")
-        if isolation_level not in _ISOLATION_LEVELS:
-            raise ConfigError(
-                f"isolation.level={isolation_level!r} is none of {tuple(_ISOLATION_LEVELS)}"
-            )
+        isolation = _level_of(isolation_level, auto_offset_reset)
         bootstrap = parse_bootstrap_servers(bootstrap_servers)
         rng = make_rng(random_seed)
         self._retry = RetryPolicy(default_api_timeout_ms, retry_backoff_ms, retry_backoff_max_ms)
@@ -114,12 +110,12 @@ class AsyncConsumer(AsyncCloses):
             self._metadata,
             retry=self._retry,
             rng=rng,
-            isolation_level=_ISOLATION_LEVELS[isolation_level],
+            isolation_level=isolation,
         )
         settings = FetchSettings(
             self._retry,
             auto_offset_reset,
-            _ISOLATION_LEVELS[isolation_level],
+            isolation,
             check_crcs,
             fetch_max_wait_ms,
             fetch_min_bytes,
@@ -133,25 +129,25 @@ class AsyncConsumer(AsyncCloses):
         self._fetcher = Fetcher(core, self._connections, self._metadata, self._lookup)
         self._assignment = core.assignment
         self._loop = asyncio.get_running_loop()
-        self._member: GroupMember | None = None
-        if group_id:
-            member = MemberSettings(
-                group_id,
-                str(UUID(bytes=rng.randbytes(16), version=4)),
-                group_instance_id,
-                client_rack,
-                group_remote_assignor,
-                max_poll_interval_ms,
-                self._retry,
-            )
-            calls = GroupCalls(group_id, self._connections, self._metadata, self._retry, rng)
-            interval_ms = auto_commit_interval_ms if enable_auto_commit else 0
-            self._member = GroupMember(member, calls, self._fetcher, self._assign, interval_ms, rng)
-        self.reader = PollReader(
-            self._fetcher, None if self._member is None else self._member.before_poll
+        names = (group_id, group_instance_id, client_rack, group_remote_assignor)
+        commit_ms = auto_commit_interval_ms if enable_auto_commit else 0
+        self._member = member = self._make_member(names, max_poll_interval_ms, commit_ms, rng)
+        self.reader = PollReader(self._fetcher, None if member is None else member.before_poll)
+        self._records = RecordIterator(self._poll, {} if member is None else member.processed)
+
+    def _make_member(
+        self, names: tuple[str, str, str, str], max_poll_ms: int, commit_ms: int, rng: Random
+    ) -> GroupMember | None:
+        """The part in a group: its id, the instance id, the rack and the assignor."""
+        group_id, instance_id, rack, assignor = names
+        if not group_id:
+            return None
+        member_id = str(UUID(bytes=rng.randbytes(16), version=4))
+        settings = MemberSettings(
+            group_id, member_id, instance_id, rack, assignor, max_poll_ms, self._retry
         )
-        processed = {} if self._member is None else self._member.processed
-        self._records = RecordIterator(self._poll, processed)
+        calls = GroupCalls(group_id, self._connections, self._metadata, self._retry, rng)
+        return GroupMember(settings, calls, self._fetcher, self._assign, commit_ms, rng)
 
     async def close(self) -> None:
         """Commits if that is automatic, leaves the group, closes the connections. Idempotent."""
@@ -473,6 +469,17 @@ class AsyncConsumer(AsyncCloses):
         self._connections.check_fork()
         found = await self._metadata.topic(topic)
         return [TopicPartition(topic, number) for number in sorted(found.partitions)]
+
+
+def _level_of(isolation_level: str, auto_offset_reset: str) -> int:
+    """The number of an isolation level. Raises ConfigError if one of both is wrong."""
+    if auto_offset_reset not in _RESETS:
+        raise ConfigError(f"auto.offset.reset={auto_offset_reset!r} is none of {_RESETS}")
+    if isolation_level not in _ISOLATION_LEVELS:
+        raise ConfigError(
+            f"isolation.level={isolation_level!r} is none of {tuple(_ISOLATION_LEVELS)}"
+        )
+    return _ISOLATION_LEVELS[isolation_level]
 
 
 def _checked(partition: TopicPartition | tuple[str, int]) -> TopicPartition:

@@ -53,8 +53,8 @@ class ConsumerRecord(NamedTuple):
 
 
 class OffsetAndMetadata(NamedTuple):
-    """An offset to commit: of the next record to read, with the leader epoch of the one before it,
-    None if unknown, and a text of the application."""
+    """An offset to commit: that of the next record to read. `leader_epoch` is that of the record
+    before it, None if unknown; `metadata` a text of the application."""
 
     offset: int
     leader_epoch: int | None = None

@@ -68,7 +68,11 @@ controller.listener.names=CONTROLLER
 controller.quorum.voters={{ include "tidemark.voters" .root }}
 listeners={{ if eq .role "controller" }}CONTROLLER{{ else }}PLAINTEXT{{ end }}://:{{ $own.port }}
 log.dirs=/var/lib/tidemark/data
-{{- range $key, $value := mustMergeOverwrite (deepCopy $values.config) (deepCopy $own.config) }}
+{{- $settings := mustMergeOverwrite (deepCopy $values.config) (deepCopy $own.config) }}
+{{- if and (eq .role "broker") (not (hasKey $settings "offsets.topic.replication.factor")) }}
+offsets.topic.replication.factor={{ min 3 (int $own.replicas) }}
+{{- end }}
+{{- range $key, $value := $settings }}
 {{ $key }}={{ include "tidemark.text" $value }}
 {{- end }}
 {{- if $values.remoteStorage.enabled }}

@@ -14,7 +14,7 @@ from coordinator.groups.shard import GroupSettings
 from node.coordination.groups import decoded
 from tests.coordinator.groups.driver import GROUP, Driver
 from tests.coordinator.images import topic_id
-from tidemark.client.groups.core import MemberSettings, MembershipCore, State
+from tidemark.client.groups.core import MemberSettings, Membership, MembershipCore
 from tidemark.client.retry import RetryPolicy
 from tidemark.errors import (
     ApiError,
@@ -51,7 +51,7 @@ class Process:
         self.core.polled(now_ms)
         if self.core.error is not None:
             raise self.core.error
-        if self.core.state is State.LOST:
+        if self.core.state is Membership.LOST:
             self.lost.append(set(self.core.owned))
             self.core.gave_up(now_ms)
         if self.core.has_work and self.core.target is not None:
@@ -159,7 +159,7 @@ def test_a_fenced_member_gives_up_all_and_joins_again() -> None:
     process.driver.advance(20_000)
     assert process.driver.members() == {}
     assert process.beat()
-    assert process.core.state is State.LOST
+    assert process.core.state is Membership.LOST
     assert process.core.has_work
     assert not process.beat(), "it joins when it has given up"
     process.run(1_000)
@@ -196,7 +196,7 @@ def test_a_static_member_leaves_for_a_while() -> None:
     assert (leave.member_epoch, leave.instance_id) == (-2, "x")
     process.serve(leave)
     assert set(process.driver.members()) == {"1"}
-    assert process.core.state is State.OUT
+    assert process.core.state is Membership.OUT
     assert process.core.next_ms() is None
     assert process.core.leave() is None
     other = Process(process.driver, "2", instance_id="x")
@@ -245,7 +245,7 @@ def test_a_coordinator_that_loads_is_asked_again() -> None:
     process.core.answered(
         request, pb.ConsumerGroupHeartbeatResponse(error_code=code), process.driver.now_ms
     )
-    assert process.core.state is State.JOINING
+    assert process.core.state is Membership.JOINING
     process.run(1_000)
     assert process.partitions == parts("a", 0)
 
@@ -312,7 +312,7 @@ def test_who_gave_up_everything_has_nothing_until_it_is_told() -> None:
     process = Process(Driver({"a": 2}))
     process.subscribe("a")
     process.run(1_000)
-    process.core.state = State.LOST
+    process.core.state = Membership.LOST
     process.core.gave_up(process.driver.now_ms)
     assert not process.partitions
     assert not process.core.has_work

@@ -31,7 +31,7 @@ from tidemark.v1 import group_pb2 as pb
 _LEAVES, _LEAVES_FOR_A_WHILE = -1, -2
 
 
-class State(Enum):
+class Membership(Enum):
     """See the module."""
 
     OUT = "out"
@@ -59,7 +59,7 @@ class MembershipCore:
 
     settings: MemberSettings
     rng: Random
-    state: State = State.OUT
+    state: Membership = Membership.OUT
     epoch: int = 0
     target: Mapping[TopicPartition, bytes] | None = None
     owned: Mapping[TopicPartition, bytes] = field(default_factory=dict)
@@ -81,8 +81,8 @@ class MembershipCore:
         self._names, self._pattern = names, pattern
         self.error, self._tells_all = None, True
         self._due_ms = self._polled_ms = now_ms
-        if self.state is State.OUT:
-            self.state = State.JOINING
+        if self.state is Membership.OUT:
+            self.state = Membership.JOINING
 
     def polled(self, now_ms: float) -> None:
         """The application asks for records."""
@@ -91,7 +91,7 @@ class MembershipCore:
     @property
     def has_work(self) -> bool:
         """Whether the next poll has to change the assignment, or to raise an error."""
-        if self.error is not None or self.state is State.LOST:
+        if self.error is not None or self.state is Membership.LOST:
             return True
         return self.target is not None and self.target != self.owned
 
@@ -105,15 +105,15 @@ class MembershipCore:
     def gave_up(self, now_ms: float) -> None:
         """A fenced member has given up everything: it joins again."""
         self.owned, self.target = {}, None
-        if self.state is State.LOST:
-            self.state, self.epoch = State.JOINING, 0
+        if self.state is Membership.LOST:
+            self.state, self.epoch = Membership.JOINING, 0
             self._tells_all = True
             self._due_ms = now_ms
 
     def leave(self) -> pb.ConsumerGroupHeartbeatRequest | None:
         """The last heartbeat; None if there is nothing to leave. A static member comes back."""
-        was_in = self.state is State.MEMBER or self._is_under_way
-        self.state, self.target, self.owned = State.OUT, None, {}
+        was_in = self.state is Membership.MEMBER or self._is_under_way
+        self.state, self.target, self.owned = Membership.OUT, None, {}
         if not was_in:
             return None
         is_static = bool(self.settings.instance_id)
@@ -124,7 +124,7 @@ class MembershipCore:
 
     def next_ms(self) -> float | None:
         """When `heartbeat` has something to send; None while one is under way, or nobody is in."""
-        if self._is_under_way or self.state not in (State.JOINING, State.MEMBER):
+        if self._is_under_way or self.state not in (Membership.JOINING, Membership.MEMBER):
             return None
         if self.error is not None:
             return None
@@ -136,7 +136,7 @@ class MembershipCore:
         if next_ms is None or next_ms > now_ms:
             return None
         if now_ms >= self._polled_ms + self.settings.max_poll_interval_ms:
-            if self.state is State.JOINING:
+            if self.state is Membership.JOINING:
                 self._due_ms = self._polled_ms = now_ms  # nobody waits for what it would get
                 return None
             return self._stop_waiting()
@@ -159,7 +159,7 @@ class MembershipCore:
 
     def _stop_waiting(self) -> pb.ConsumerGroupHeartbeatRequest:
         """The application does not poll: the member leaves, and joins with the next poll."""
-        self.state, self.target = State.LOST, None
+        self.state, self.target = Membership.LOST, None
         self._is_leaving = True
         is_static = bool(self.settings.instance_id)
         return self._request(_LEAVES_FOR_A_WHILE if is_static else _LEAVES)
@@ -191,7 +191,7 @@ class MembershipCore:
             self.failed(error_for(code, answer.error_message), now_ms)
             return
         self._is_under_way = False
-        if self.state not in (State.JOINING, State.MEMBER):
+        if self.state not in (Membership.JOINING, Membership.MEMBER):
             return
         self._failures = 0
         if request.HasField("subscribed_topic_names"):
@@ -199,7 +199,7 @@ class MembershipCore:
             self._tells_all = told != (self._names, self._pattern)
         if request.HasField("owned") and _read(request.owned) == self.owned:
             self._tells_owned = False
-        self.state, self.epoch = State.MEMBER, answer.member_epoch
+        self.state, self.epoch = Membership.MEMBER, answer.member_epoch
         if answer.HasField("assignment"):
             self.target = _read(answer.assignment)
         is_at_once = self._tells_all or self._tells_owned
@@ -208,14 +208,14 @@ class MembershipCore:
     def failed(self, error: TidemarkError, now_ms: float) -> None:
         """A heartbeat had no answer, or an error."""
         self._is_under_way = False
-        if self.state not in (State.JOINING, State.MEMBER):
+        if self.state not in (Membership.JOINING, Membership.MEMBER):
             return
         self._tells_all = True
         self._failures += 1
         if isinstance(error, FencedMemberEpochError | UnknownMemberIdError):
             self.target = None
-            if self.state is State.MEMBER:
-                self.state = State.LOST
+            if self.state is Membership.MEMBER:
+                self.state = Membership.LOST
                 return
         elif not is_retriable(error) and not isinstance(error, UnreleasedInstanceIdError):
             self.error = error

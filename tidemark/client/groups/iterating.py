@@ -18,8 +18,8 @@ class RecordIterator:
     """The records of a consumer, one at a time; ends when it is closed.
 
     A record counts as processed when the next one is asked for. `processed` has the offset behind
-    the last such record for each partition of which records were polled and not handed out yet; so
-    a commit amid them covers no record that was not processed.
+    the last such record of each partition that was polled. So a commit amid an iteration covers no
+    record that was not processed.
     """
 
     def __init__(

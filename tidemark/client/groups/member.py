@@ -13,7 +13,7 @@ from tidemark.client.consuming.fetcher import Fetcher
 from tidemark.client.consuming.partition import UNKNOWN_EPOCH, Position
 from tidemark.client.errors import CommitFailedError
 from tidemark.client.groups.coordinator import GroupCalls
-from tidemark.client.groups.core import MemberSettings, MembershipCore, State
+from tidemark.client.groups.core import MemberSettings, Membership, MembershipCore
 from tidemark.client.groups.requests import commit_request, committed_in, of_commit, of_fetch
 from tidemark.client.models import OffsetAndMetadata
 from tidemark.errors import (
@@ -89,7 +89,7 @@ class GroupMember:
 
     @property
     def is_subscribed(self) -> bool:
-        return self.core.state is not State.OUT
+        return self.core.state is not Membership.OUT
 
     async def leave(self) -> None:
         """Commits if that is automatic, tells the listener, and leaves the group at once."""
@@ -99,10 +99,10 @@ class GroupMember:
             self._beat = None
         if self._commit is not None:
             await asyncio.wait([self._commit])
-        if self._auto_commit_ms and self.core.state in (State.OUT, State.MEMBER):
+        if self._auto_commit_ms and self.core.state in (Membership.OUT, Membership.MEMBER):
             await self._try_commit(self.positions())
         owned = sorted(self.core.owned)
-        lost = self.core.state is State.LOST
+        lost = self.core.state is Membership.LOST
         request = self.core.leave()
         if owned:
             await self._tell("lost" if lost else "revoked", owned)
@@ -166,7 +166,7 @@ class GroupMember:
             self.core.polled(now_ms)
             if self.core.error is not None:
                 raise self.core.error
-            if self.core.state is State.LOST:
+            if self.core.state is Membership.LOST:
                 await self._give_up()
             while self.core.has_work and self.core.target is not None:
                 await self._reconcile(self.core.target)
@@ -286,7 +286,7 @@ class GroupMember:
                 pb.OffsetCommitResponse,
                 of_commit,
                 timeout_ms,
-                retried=(StaleMemberEpochError,) if self.core.state is State.MEMBER else (),
+                retried=(StaleMemberEpochError,) if self.core.state is Membership.MEMBER else (),
             )
         except (*_FENCED, StaleMemberEpochError) as error:
             raise CommitFailedError(
