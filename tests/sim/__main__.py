@@ -1,5 +1,5 @@
 """`python -m tests.sim --seeds N [--start N] [--canary NAME] [--partitions | --servers |
---cluster | --racks | --tier] [--stats] [--verbose]`.
+--cluster | --racks | --tier | --groups] [--stats] [--verbose]`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from tests.sim.canaries import CANARIES, Canary
 from tests.sim.cluster.canaries import CANARIES as CLUSTER_CANARIES
 from tests.sim.cluster.racks import run_racked
 from tests.sim.cluster.world import ClusterOutcome, run_cluster
+from tests.sim.groups.canaries import CANARIES as GROUP_CANARIES
+from tests.sim.groups.world import run_groups
 from tests.sim.kinds import KINDS
 from tests.sim.partitions import kinds as partition_kinds
 from tests.sim.partitions.canaries import CANARIES as PARTITION_CANARIES
@@ -35,6 +37,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=200, help="how many seeds to run")
     parser.add_argument("--start", type=int, default=0, help="the first seed")
     bugs = {*CANARIES, *PARTITION_CANARIES, *SERVER_CANARIES, *CLUSTER_CANARIES, *TIER_CANARIES}
+    bugs |= {*GROUP_CANARIES}
     parser.add_argument("--canary", choices=sorted(bugs))
     parser.add_argument("--partitions", action="store_true", help="brokers and their records")
     parser.add_argument("--servers", action="store_true", help="the real servers, ten times slower")
@@ -42,11 +45,14 @@ def main() -> int:
     parser.add_argument("--verbose", action="store_true", help="print every event")
     parser.add_argument("--cluster", action="store_true", help="all of production, and clients")
     parser.add_argument("--tier", action="store_true", help="that with tiered topics")
+    parser.add_argument("--groups", action="store_true", help="that with consumer groups")
     parser.add_argument("--racks", action="store_true", help="that with reads from followers")
     arguments = parser.parse_args()
     logging.disable(logging.CRITICAL)  # broken disks are intended
     if arguments.tier or arguments.canary in TIER_CANARIES:
         return main_of_cluster(arguments, run_tier, "--tier")
+    if arguments.groups or arguments.canary in GROUP_CANARIES:
+        return main_of_groups(arguments)
     if arguments.racks:
         return main_of_cluster(arguments, run_racked, "--racks")
     if arguments.cluster or arguments.canary in CLUSTER_CANARIES:
@@ -106,6 +112,21 @@ def main_of_servers(start: int, seeds: int, bug: Servers | None, *, verbose: boo
     for name, count in sorted(total.items()):
         print(f"{name:45} {count:9}")
     print(f"{seeds} seeds, {failed} failed")
+    return 1 if failed else 0
+
+
+def main_of_groups(arguments: argparse.Namespace) -> int:
+    total: Counter[str] = Counter()
+    failed, bug = 0, arguments.canary
+    for seed in range(arguments.start, arguments.start + arguments.seeds):
+        try:
+            total += run_groups(seed, GROUP_CANARIES[bug]() if bug else None)
+        except Exception as error:
+            failed += 1
+            print(f"seed {seed} failed: {type(error).__name__}: {error}", flush=True)
+    for name, count in sorted(total.items()) if arguments.stats else ():
+        print(f"{name:45} {count:9}")
+    print(f"{arguments.seeds} seeds, {failed} failed, {total['records']} records processed")
     return 1 if failed else 0
 
 

@@ -18,6 +18,8 @@ from pathlib import Path
 from tests.sim import canaries
 from tests.sim.cluster import canaries as of_cluster
 from tests.sim.cluster.world import run_cluster
+from tests.sim.groups import canaries as of_groups
+from tests.sim.groups.world import run_groups
 from tests.sim.partitions import canaries as of_partitions
 from tests.sim.partitions.world import run_partitions
 from tests.sim.servers import canaries as of_servers
@@ -62,6 +64,7 @@ WORLDS = (
     World("servers", dict(of_servers.CANARIES), lambda s, bug: run_servers(s, bug), 100),  # type: ignore[arg-type]
     World("cluster", dict(of_cluster.CANARIES), lambda s, bug: run_cluster(s, bug), 40),  # type: ignore[arg-type]
     World("tier", dict(of_tier.CANARIES), lambda s, bug: run_tier(s, bug), 30),  # type: ignore[arg-type]
+    World("groups", dict(of_groups.CANARIES), lambda s, bug: run_groups(s, bug), 40),  # type: ignore[arg-type]
 )
 
 CAUGHT_BY = {
@@ -94,6 +97,7 @@ CAUGHT_BY = {
     "elects-outside-of-elr": "I4 a clean election",
     **of_cluster.CAUGHT_BY,
     **of_tier.CAUGHT_BY,
+    **of_groups.CAUGHT_BY,
 }
 """Words of the finding that a bug has to cause."""
 

@@ -1,0 +1,1 @@
+"""Consumer groups in the simulated cluster: members, pauses, and coordinators that crash."""
