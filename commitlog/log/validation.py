@@ -98,7 +98,8 @@ def prepare_leader(
     """
     prepared = Prepared()
     stamp = config.message_timestamp_type == "LogAppendTime"
-    kernel = append_kernel() if origin is AppendOrigin.CLIENT and not stamp else None
+    is_kernels = origin is not AppendOrigin.RAFT_LEADER and not stamp  # it refuses control batches
+    kernel = append_kernel() if is_kernels else None
     for buffer in _buffers(records):
         view, position, end = memoryview(buffer), 0, len(buffer)
         data = None if kernel is None else kernel.bytes_of(view)

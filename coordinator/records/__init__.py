@@ -4,6 +4,7 @@ Outsiders import all modules of it.
 
     types           a type of record: schemas of its key and value, and its versions
     groups          __consumer_offsets: offsets, and groups of the consumer protocol (KIP-848)
+    offset_codec    committed offsets, faster
     transactions    __transaction_state
     text            both as the JSON of Kafka's dump tool
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from uuid import UUID
 
+from coordinator.records.offset_codec import OffsetCodec
 from coordinator.records.types import RecordType, RecordTypes
 from tidemark.records.kafka_schema import Field, Struct
 from tidemark.types import ZERO_UUID
@@ -411,5 +412,6 @@ GROUP_RECORDS = RecordTypes(
                 (Field("topics", ["str"]), Field("version", "i64"), Field("timestamp", "i64")),
             ),
         ),
-    )
+    ),
+    OffsetCodec(OffsetCommitKey, OffsetCommitValue),
 )
