@@ -41,6 +41,7 @@ S = TypeVar("S", bound=CoordinatorShard)
 A = TypeVar("A")
 
 _SLICE_RECORDS = 500  # replayed in one turn of the loop
+_LOADS = 2  # partitions that are loaded at a time, so that others have their turns
 _RETRY_MS = 1_000  # of a decision by deadline that could not be appended
 
 
@@ -104,12 +105,16 @@ class CoordinatorRuntime(Generic[S]):
         self._timeout_ms = timeout_ms
         self._on_change = on_change
         self._contexts: dict[int, _Context[S]] = {}
+        self._loads = asyncio.Semaphore(_LOADS)
+        self._is_stopped = False
 
     # --- leadership
 
     def leading(self, partition: int, log: PartitionLog) -> None:
         """This broker leads a partition in a new epoch: loads its records."""
         self.resigned(partition)
+        if self._is_stopped:
+            return
         context: _Context[S] = _Context(partition, log)
         self._contexts[partition] = context
         context.load = asyncio.get_running_loop().create_task(
@@ -130,11 +135,21 @@ class CoordinatorRuntime(Generic[S]):
                 waits.set_exception(self._not_coordinator(partition))
 
     def stop(self) -> None:
-        """Drops all partitions."""
+        """Drops all partitions, and takes no others."""
+        self._is_stopped = True
         for partition in list(self._contexts):
             self.resigned(partition)
 
     async def _load(self, context: _Context[S]) -> None:
+        async with self._loads:
+            shard = await self._loaded(context)
+        if shard is not None:
+            shard.loaded(context.log.leader_epoch, self._wall_ms())
+            context.shard = shard
+            self._after(context)
+
+    async def _loaded(self, context: _Context[S]) -> S | None:
+        """The state machine after all records of the log; None if they can not be read."""
         shard, log = self._make_shard(), context.log
         offset, count = log.start_offset, 0
         try:
@@ -154,11 +169,9 @@ class CoordinatorRuntime(Generic[S]):
         except TidemarkError as error:
             context.failed = str(error)
             logger.error("%s-%d could not be loaded: %s", self.topic, context.partition, error)
-            return
-        shard.loaded(log.leader_epoch, self._wall_ms())
-        context.shard = shard
+            return None
         logger.info("%s-%d: loaded %d records", self.topic, context.partition, count)
-        self._after(context)
+        return shard
 
     # --- requests
 

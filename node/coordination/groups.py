@@ -25,6 +25,7 @@ from node.coordination.internal_topics import InternalTopic, InternalTopics
 from node.runtime.clock import Clock
 from node.runtime.tasks import cancel_all
 from node.serving.callers import caller_of
+from node.serving.requests import check_size
 from node.serving.throttling import Throttling
 from quorum.image import MetadataDelta, MetadataImage
 from quorum.services.admin_answers import node_of
@@ -116,6 +117,7 @@ class GroupCoordinator:
         await self._throttling.until_unmuted(context)
         method = self._methods[rpc.name]
         try:
+            check_size(request)
             return await method(request, context, listener)
         except (ApiError, ValueError) as error:
             if "error_code" not in rpc.response.DESCRIPTOR.fields_by_name:

@@ -35,6 +35,16 @@ def parse(kind: type[M], payload: bytes) -> M:
     return request
 
 
+def check_size(request: Message) -> None:
+    """Raises InvalidRequestError for a request of too many bytes, which gRPC has parsed."""
+    size_bytes = request.ByteSize()
+    if size_bytes > REQUEST_BYTES_MAX:
+        raise InvalidRequestError(
+            f"{request.DESCRIPTOR.name} of {size_bytes} bytes: {REQUEST_BYTES_MAX} are allowed;"
+            " send several"
+        )
+
+
 def check_count(partitions: int) -> None:
     """Raises InvalidRequestError if a request or session has too many partitions."""
     if partitions > PARTITIONS_MAX:

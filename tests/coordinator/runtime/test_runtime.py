@@ -312,3 +312,28 @@ def test_a_leadership_that_ends_amid_a_load_leaves_nothing() -> None:
             await runtime.write(3, put("b"))
 
     run(main)
+
+
+def test_few_partitions_are_loaded_at_a_time_and_none_after_the_stop() -> None:
+    async def main(runtime: CoordinatorRuntime[Shard]) -> None:
+        loop = asyncio.get_running_loop()
+        logs = [FakeLog() for _ in range(6)]
+        for partition, log in enumerate(logs):
+            await lead(runtime, log, partition)
+            await runtime.write(partition, put("a"))
+            log.reads_wait_s = 1
+        begin = loop.time()
+        for partition, log in enumerate(logs):
+            runtime.leading(partition, log)
+        await asyncio.sleep(1.5)
+        assert len(list(runtime.shards())) == 2
+        while runtime.is_loading:  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+        assert loop.time() - begin == pytest.approx(3, abs=0.2)
+        runtime.stop()
+        runtime.leading(0, logs[0])
+        await asyncio.sleep(2)
+        assert not list(runtime.shards())
+        assert not runtime.is_loading
+
+    run(main)
