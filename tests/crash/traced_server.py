@@ -93,6 +93,30 @@ class TracedServer:
         return self._output.read_text(errors="replace")
 
     def refused(self) -> list[str]:
-        """Returns the system calls that strace refused."""
+        """Returns the system calls that strace refused, but those that other threads had begun when
+        the first was: strace tells them as resumed.
+        """
         lines = (self.path / "strace.out").read_text(errors="replace").splitlines()
-        return [line for line in lines if "INJECTED" in line]
+        ends = [number for number, line in enumerate(lines) if "INJECTED" in line]
+        before = lines[: ends[0]] if ends else []
+        begun = {line.split()[0] for line in _unfinished(before)}
+        kept: list[str] = []
+        for line in (lines[number] for number in ends):
+            thread = line.split()[0]
+            if kept and "resumed>" in line and thread in begun:
+                begun.discard(thread)
+            else:
+                kept.append(line)
+        return kept
+
+
+def _unfinished(lines: list[str]) -> list[str]:
+    """The calls that have begun in these lines and not ended, the last one of each thread."""
+    begun: dict[str, str] = {}
+    for line in lines:
+        thread = line.split(maxsplit=1)[0] if line else ""
+        if "<unfinished ...>" in line:
+            begun[thread] = line
+        elif "resumed>" in line:
+            begun.pop(thread, None)
+    return list(begun.values())
