@@ -321,26 +321,19 @@ def test_who_gave_up_everything_has_nothing_until_it_is_told() -> None:
     assert process.core.has_work
 
 
-def test_partitions_that_were_taken_over_under_way_are_told_with_the_next_heartbeat() -> None:
-    driver = Driver({"a": 2})
-    first, second = Process(driver, "1"), Process(driver, "2")
-    first.subscribe("a")
-    first.run(1_000)
-    second.subscribe("a")
-    second.run(100)
-    driver.advance(INTERVAL_MS)
-    assert first.beat()  # it is told to give one up
-    driver.advance(INTERVAL_MS)
-    request = first.core.heartbeat(driver.now_ms)
+def test_a_change_under_way_is_told_with_the_next_heartbeat() -> None:
+    process = Process(Driver({"a": 2}))
+    process.subscribe("a")
+    assert process.beat()
+    process.poll()
+    request = process.core.heartbeat(process.driver.now_ms)
     assert request is not None
-    assert len(request.owned.topic_partitions) == 0
-    first.core._tells_all = True
-    first.core.owned = parts("a", 0, 1)
-    first.poll()
-    first.core.answered(request, first.serve(request), driver.now_ms)
-    again = first.core.heartbeat(driver.now_ms)
-    assert again is not None
-    assert again.HasField("owned")
+    assert list(request.owned.topic_partitions[0].partitions) == [0, 1]
+    process.core.reconciled(parts("a", 0), process.driver.now_ms)
+    process.core.answered(request, process.serve(request), process.driver.now_ms)
+    again = process.core.heartbeat(process.driver.now_ms)
+    assert again is not None, "at once"
+    assert list(again.owned.topic_partitions[0].partitions) == [0]
 
 
 def test_a_success_makes_the_next_pause_short_again() -> None:
