@@ -22,6 +22,7 @@ from coordinator.groups.members import Member, MemberState
 from coordinator.groups.offsets import OffsetStore
 from coordinator.records import groups as r
 from coordinator.runtime.deadlines import KeyedDeadlines
+from coordinator.runtime.now import Now
 from coordinator.runtime.result import CoordinatorRecord, CoordinatorResult
 from quorum.image import MetadataImage
 from tidemark.errors import (
@@ -135,13 +136,14 @@ class GroupShard:
     def end_transaction(self, producer_id: int, committed: bool) -> None:
         self.offsets.end_transaction(producer_id, committed)
 
-    def loaded(self, epoch: int, now_ms: int) -> None:
+    def loaded(self, epoch: int, now: Now) -> None:
         """Gives each member a whole session, and each one that revokes its whole time."""
         for group in self.groups.values():
             group.is_outdated = True
             for member in group.members.values():
-                self._follow(group.group_id, member, now_ms)
-        self._check.set(_EXPIRY, now_ms + self._settings.offsets_retention_check_interval_ms)
+                self._follow(group.group_id, member, now.mono_ms)
+        interval_ms = self._settings.offsets_retention_check_interval_ms
+        self._check.set(_EXPIRY, now.mono_ms + interval_ms)
 
     def topics_changed(self, names: Iterable[str], *, everything: bool = False) -> None:
         """Has groups look at their topics again; called when topics, or racks, come or change."""
@@ -170,7 +172,7 @@ class GroupShard:
 
     # --- members
 
-    def heartbeat(self, request: Heartbeat, now_ms: int) -> CoordinatorResult[HeartbeatAnswer]:
+    def heartbeat(self, request: Heartbeat, now: Now) -> CoordinatorResult[HeartbeatAnswer]:
         """A member's heartbeat. Raises what `heartbeat.check` and `HeartbeatRules` raise, and
         GroupIdNotFoundError."""
         check(request)
@@ -185,21 +187,21 @@ class GroupShard:
                     f"group {request.group_id} has members of the classic protocol"
                 )
             group = ConsumerGroup(request.group_id)
-        rules = HeartbeatRules(group, self._image(), now_ms, self._settings.max_size)
+        rules = HeartbeatRules(group, self._image(), now.wall_ms, self._settings.max_size)
         if request.member_epoch < 0:
             return rules.leave(request)
         result, member = rules.heartbeat(request)
-        self._follow(request.group_id, member, now_ms)
+        self._follow(request.group_id, member, now.mono_ms)
         return result
 
-    def _follow(self, group_id: str, member: Member, now_ms: int) -> None:
+    def _follow(self, group_id: str, member: Member, mono_ms: int) -> None:
         key = (group_id, member.member_id)
-        self._sessions.set(key, now_ms + self._settings.session_timeout_ms)
+        self._sessions.set(key, mono_ms + self._settings.session_timeout_ms)
         if member.state is not MemberState.UNREVOKED_PARTITIONS:
             self._forget_rebalance(key)
         elif self._revoking.get(key) != member.member_epoch:
             self._revoking[key] = member.member_epoch
-            self._rebalances.set(key, now_ms + max(0, member.rebalance_timeout_ms))
+            self._rebalances.set(key, mono_ms + max(0, member.rebalance_timeout_ms))
 
     def _forget_rebalance(self, key: tuple[str, str]) -> None:
         self._rebalances.clear(key)
@@ -208,13 +210,13 @@ class GroupShard:
     # --- offsets
 
     def commit(
-        self, request: commits.Commit, now_ms: int
+        self, request: commits.Commit, now: Now
     ) -> CoordinatorResult[pb.OffsetCommitResponse]:
         """Stores offsets; raises what `commits.commit` raises."""
         check_group_id(request.group_id)
         most = self._settings.offset_metadata_max_bytes
         group = self.groups.get(request.group_id)
-        return commits.commit(request, group, self._image(), most, now_ms)
+        return commits.commit(request, group, self._image(), most, now.wall_ms)
 
     def fetch(
         self, request: pb.OffsetFetchRequest.Group, require_stable: bool
@@ -279,33 +281,34 @@ class GroupShard:
         times = (self._sessions.next_ms(), self._rebalances.next_ms(), self._check.next_ms())
         return min((at_ms for at_ms in times if at_ms is not None), default=None)
 
-    def on_deadline(self, now_ms: int) -> Sequence[CoordinatorResult[None]]:
+    def on_deadline(self, now: Now) -> Sequence[CoordinatorResult[None]]:
         for deadlines, why in (
             (self._sessions, "its session is over"),
             (self._rebalances, "it did not give up partitions in its rebalance timeout"),
         ):
-            due = deadlines.take_due(now_ms)
+            due = deadlines.take_due(now.mono_ms)
             if due is not None:
-                return self._fence(*due, now_ms, why)
-        if self._check.take_due(now_ms) is not None:
+                return self._fence(*due, now, why)
+        if self._check.take_due(now.mono_ms) is not None:
             self._to_check = self._to_check or sorted({*self.groups, *self.offsets.by_group})
-            return self._expire(now_ms)
+            return self._expire(now)
         return []
 
     def _fence(
-        self, group_id: str, member_id: str, now_ms: int, why: str
+        self, group_id: str, member_id: str, now: Now, why: str
     ) -> Sequence[CoordinatorResult[None]]:
         group = self.groups.get(group_id)
         member = None if group is None else group.members.get(member_id)
         if group is None or member is None:
             return []
         # If the append fails, the next try has this as its reason to come.
-        self._sessions.set((group_id, member_id), now_ms + self._settings.heartbeat_interval_ms)
+        again_ms = now.mono_ms + self._settings.heartbeat_interval_ms
+        self._sessions.set((group_id, member_id), again_ms)
         logger.info("group %s: member %s is removed, since %s", group_id, member_id, why)
-        records = HeartbeatRules(group, self._image(), now_ms).fence([member])
+        records = HeartbeatRules(group, self._image(), now.wall_ms).fence([member])
         return [CoordinatorResult(None, records)]
 
-    def _expire(self, now_ms: int) -> Sequence[CoordinatorResult[None]]:
+    def _expire(self, now: Now) -> Sequence[CoordinatorResult[None]]:
         """Looks at some groups, and at the next ones soon."""
         results: list[CoordinatorResult[None]] = []
         looked_at = 0
@@ -315,7 +318,7 @@ class GroupShard:
             looked_at += size + 1
             group = self.groups.get(group_id)
             retention_ms = self._settings.offsets_retention_ms
-            records = commits.expired(group_id, group, self.offsets, retention_ms, now_ms)
+            records = commits.expired(group_id, group, self.offsets, retention_ms, now.wall_ms)
             is_empty = group is None or group.state == EMPTY
             if is_empty and len(records) == size and self._is_over(group_id):
                 records += self._tombstones_of(group_id)
@@ -324,7 +327,8 @@ class GroupShard:
                     CoordinatorResult(None, tuple(records[begin : begin + _EXPIRED_MAX]))
                 )
         interval_ms = self._settings.offsets_retention_check_interval_ms
-        self._check.set(_EXPIRY, now_ms if self._to_check else now_ms + interval_ms)
+        wait_ms = 0 if self._to_check else interval_ms
+        self._check.set(_EXPIRY, now.mono_ms + wait_ms)
         return results
 
     def _is_over(self, group_id: str) -> bool:

@@ -7,6 +7,7 @@ Outsiders import all modules of it.
     runtime      loads a partition's records, appends decisions, waits for their commit
     batches      records as batches of the internal topic
     deadlines    times by key
+    now          the wall clock's time and the monotonic one
     hashing      the partition of a group or a transactional id
 
 A decision changes nothing. Its records are appended first and replayed then, so a failed append

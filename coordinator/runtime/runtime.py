@@ -17,6 +17,7 @@ from typing import Generic, Protocol, TypeVar
 
 from coordinator.records.types import RecordTypes
 from coordinator.runtime.batches import Replayed, TransactionalProducer, decode, encode
+from coordinator.runtime.now import Now
 from coordinator.runtime.result import CoordinatorResult
 from coordinator.runtime.shard import CoordinatorShard
 from tidemark.errors import (
@@ -92,7 +93,7 @@ class CoordinatorRuntime(Generic[S]):
         topic: str,
         types: RecordTypes,
         make_shard: Callable[[], S],
-        wall_ms: Callable[[], int],
+        now: Callable[[], Now],
         timeout_ms: int,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
@@ -101,7 +102,7 @@ class CoordinatorRuntime(Generic[S]):
         self.topic = topic
         self._types = types
         self._make_shard = make_shard
-        self._wall_ms = wall_ms
+        self._now = now
         self._timeout_ms = timeout_ms
         self._on_change = on_change
         self._contexts: dict[int, _Context[S]] = {}
@@ -144,7 +145,7 @@ class CoordinatorRuntime(Generic[S]):
         async with self._loads:
             shard = await self._loaded(context)
         if shard is not None:
-            shard.loaded(context.log.leader_epoch, self._wall_ms())
+            shard.loaded(context.log.leader_epoch, self._now())
             context.shard = shard
             self._after(context)
 
@@ -256,7 +257,7 @@ class CoordinatorRuntime(Generic[S]):
             return
         assert context.shard is not None, "it decided"
         log = context.log
-        batch = encode(self._types, result.records, self._wall_ms(), producer)
+        batch = encode(self._types, result.records, self._now().wall_ms, producer)
         offset = log.end_offset
         try:
             log.append(batch, verified=producer is not None)
@@ -306,7 +307,7 @@ class CoordinatorRuntime(Generic[S]):
             context.timer = None
         context.due_ms = due_ms
         if due_ms is not None:
-            self._set_timer(context, due_ms - self._wall_ms())
+            self._set_timer(context, due_ms - self._now().mono_ms)
 
     def _set_timer(self, context: _Context[S], in_ms: int) -> None:
         loop = asyncio.get_running_loop()
@@ -317,7 +318,7 @@ class CoordinatorRuntime(Generic[S]):
         if context.shard is None:
             return
         try:
-            for result in context.shard.on_deadline(self._wall_ms()):
+            for result in context.shard.on_deadline(self._now()):
                 self._append(context, result)
         except ApiError as error:
             logger.warning("%s-%d: %s", self.topic, context.partition, error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from coordinator.runtime.now import Now
 from coordinator.runtime.result import CoordinatorResult
 
 
@@ -20,14 +21,15 @@ class CoordinatorShard(Protocol):
         """Applies a transaction marker."""
         ...
 
-    def loaded(self, epoch: int, now_ms: int) -> None:
+    def loaded(self, epoch: int, now: Now) -> None:
         """The log was replayed; `epoch` is the leader epoch of this broker."""
         ...
 
     def next_deadline_ms(self) -> int | None:
-        """When `on_deadline` is to be called; None: not before the next event."""
+        """When `on_deadline` is to be called, by the monotonic clock; None: not before the next
+        event."""
         ...
 
-    def on_deadline(self, now_ms: int) -> Sequence[CoordinatorResult[None]]:
+    def on_deadline(self, now: Now) -> Sequence[CoordinatorResult[None]]:
         """Decisions that are due; a bounded number. Called again while a deadline has passed."""
         ...

@@ -19,6 +19,7 @@ from coordinator.groups.members import Assignment
 from coordinator.groups.shard import GroupSettings, GroupShard, check_group_id
 from coordinator.records.groups import GROUP_RECORDS
 from coordinator.runtime.hashing import partition_for
+from coordinator.runtime.now import Now
 from coordinator.runtime.result import CoordinatorResult
 from coordinator.runtime.runtime import CoordinatorRuntime
 from node.coordination.internal_topics import InternalTopic, InternalTopics
@@ -84,7 +85,7 @@ class GroupCoordinator:
             GROUP_TOPIC,
             GROUP_RECORDS,
             lambda: GroupShard(settings, lambda: images.image),
-            clock.wall_ms,
+            self._now,
             config.offsets_commit_timeout_ms,
         )
         self._topic = InternalTopic(
@@ -196,18 +197,20 @@ class GroupCoordinator:
         found.node_id, found.host, found.port = node.node_id, node.host, node.port
 
     async def _write(
-        self, group_id: str, decide: Callable[[GroupShard, int], CoordinatorResult[A]]
+        self, group_id: str, decide: Callable[[GroupShard, Now], CoordinatorResult[A]]
     ) -> A:
         partition = self._partition(group_id)
-        now_ms = self._clock.wall_ms()
-        return await self.runtime.write(partition, lambda shard: decide(shard, now_ms))
+        return await self.runtime.write(partition, lambda shard: decide(shard, self._now()))
+
+    def _now(self) -> Now:
+        return Now(self._clock.wall_ms(), self._clock.mono_ms())
 
     async def _heartbeat(
         self, request: pb.ConsumerGroupHeartbeatRequest, context: Context, listener: str
     ) -> pb.ConsumerGroupHeartbeatResponse:
         heartbeat = decoded(request, caller_of(context).client_id, _host_of(context))
         answer = await self._write(
-            request.group_id, lambda shard, now_ms: shard.heartbeat(heartbeat, now_ms)
+            request.group_id, lambda shard, now: shard.heartbeat(heartbeat, now)
         )
         response = pb.ConsumerGroupHeartbeatResponse(
             member_id=answer.member_id,
@@ -241,9 +244,7 @@ class GroupCoordinator:
         epoch = request.member_epoch if request.HasField("member_epoch") else -1
         commit = Commit(request.group_id, request.member_id, epoch, request.topics)
         try:
-            return await self._write(
-                request.group_id, lambda shard, now_ms: shard.commit(commit, now_ms)
-            )
+            return await self._write(request.group_id, lambda shard, now: shard.commit(commit, now))
         except (MessageTooLargeError, RecordListTooLargeError) as error:
             raise InvalidCommitOffsetSizeError(str(error)) from error
 
@@ -321,7 +322,7 @@ def _fetching(
     return lambda shard: shard.fetch(group, require_stable)
 
 
-def _deleting(group_id: str) -> Callable[[GroupShard, int], CoordinatorResult[None]]:
+def _deleting(group_id: str) -> Callable[[GroupShard, Now], CoordinatorResult[None]]:
     return lambda shard, _: shard.delete_group(group_id)
 
 

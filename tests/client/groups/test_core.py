@@ -73,7 +73,7 @@ class Process:
     def serve(self, request: pb.ConsumerGroupHeartbeatRequest) -> pb.ConsumerGroupHeartbeatResponse:
         heartbeat: Heartbeat = decoded(request, "client", "/host")
         try:
-            found = self.driver.apply(self.driver.shard.heartbeat(heartbeat, self.driver.now_ms))
+            found = self.driver.apply(self.driver.shard.heartbeat(heartbeat, self.driver.now))
         except ApiError as error:
             return pb.ConsumerGroupHeartbeatResponse(
                 error_code=int(code_of(error)), error_message=str(error)

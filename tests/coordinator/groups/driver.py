@@ -10,6 +10,7 @@ from coordinator.groups.heartbeat import Heartbeat, HeartbeatAnswer
 from coordinator.groups.members import Assignment
 from coordinator.groups.shard import GroupSettings, GroupShard
 from coordinator.records.groups import GROUP_RECORDS
+from coordinator.runtime.now import Now
 from coordinator.runtime.result import CoordinatorResult
 from tests.coordinator.images import image
 
@@ -19,15 +20,20 @@ GROUP = "g"
 
 
 class Driver:
-    """One partition; time moves by `advance` alone."""
+    """One partition; time moves by `advance` alone, the wall clock also by `wall_ahead_ms`."""
 
     def __init__(self, topics: Mapping[str, int], settings: GroupSettings | None = None) -> None:
         self.settings = settings or GroupSettings()
         self.image = image(topics)
         self.now_ms = 1_000_000
+        self.wall_ahead_ms = 1_700_000_000_000
         self.log: list[tuple[bytes, bytes | None, int]] = []
         self.shard = self._new_shard()
-        self.shard.loaded(0, self.now_ms)
+        self.shard.loaded(0, self.now)
+
+    @property
+    def now(self) -> Now:
+        return Now(self.now_ms + self.wall_ahead_ms, self.now_ms)
 
     def _new_shard(self) -> GroupShard:
         return GroupShard(self.settings, lambda: self.image)
@@ -48,7 +54,7 @@ class Driver:
             if not compacted or last[key] == number:
                 decoded = GROUP_RECORDS.decode(key, value)
                 self.shard.replay(*decoded, number, producer_id)
-        self.shard.loaded(1, self.now_ms)
+        self.shard.loaded(1, self.now)
 
     def set_topics(self, topics: Mapping[str, int]) -> None:
         """The topics change, and the shard is told."""
@@ -61,14 +67,12 @@ class Driver:
         end_ms = self.now_ms + by_ms
         while (due_ms := self.shard.next_deadline_ms()) is not None and due_ms <= end_ms:
             self.now_ms = max(self.now_ms, due_ms)
-            for result in self.shard.on_deadline(self.now_ms):
+            for result in self.shard.on_deadline(self.now):
                 self.apply(result)
         self.now_ms = end_ms
 
     def heartbeat(self, member: str, epoch: int, **told: Any) -> HeartbeatAnswer:
-        return self.apply(
-            self.shard.heartbeat(Heartbeat(GROUP, member, epoch, **told), self.now_ms)
-        )
+        return self.apply(self.shard.heartbeat(Heartbeat(GROUP, member, epoch, **told), self.now))
 
     def join(self, member: str, *topics: str, **told: Any) -> HeartbeatAnswer:
         """The first heartbeat of a member."""

@@ -47,7 +47,7 @@ def commit(
 ) -> int:
     """Commits; returns the code of the first partition."""
     request = Commit(group, member, epoch, wanted)
-    answer = driver.apply(driver.shard.commit(request, driver.now_ms), producer_id)
+    answer = driver.apply(driver.shard.commit(request, driver.now), producer_id)
     return int(answer.topics[0].partitions[0].error_code)
 
 

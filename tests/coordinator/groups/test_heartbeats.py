@@ -82,6 +82,19 @@ def test_a_member_without_heartbeats_is_removed_after_its_session() -> None:
         second.beat()
 
 
+@pytest.mark.parametrize("jump_ms", [-86_400_000, 86_400_000])
+def test_a_wall_clock_that_jumps_ends_no_session(jump_ms: int) -> None:
+    driver = Driver({"t": 2})
+    epoch = driver.join("a", "t").member_epoch
+    driver.wall_ahead_ms += jump_ms
+    driver.advance(44_000)
+    assert driver.heartbeat("a", epoch).member_epoch == epoch
+    driver.advance(44_000)
+    assert "a" in driver.shard.groups[GROUP].members
+    driver.advance(1_000)
+    assert "a" not in driver.shard.groups[GROUP].members
+
+
 def test_a_member_that_does_not_revoke_in_time_is_removed() -> None:
     driver = Driver({"a": 2}, GroupSettings(session_timeout_ms=1_000_000))
     first = Client(driver, "1", "a")

@@ -14,6 +14,7 @@ from coordinator.records.groups import (
     ConsumerGroupMetadataValue,
 )
 from coordinator.runtime.batches import TransactionalProducer
+from coordinator.runtime.now import Now
 from coordinator.runtime.result import CoordinatorResult
 from coordinator.runtime.runtime import CoordinatorRuntime
 from tests import virtual_time
@@ -38,6 +39,9 @@ def record(name: str, epoch: int | None = 1) -> tuple[Any, Any]:
     return ConsumerGroupMetadataKey(name), value
 
 
+WALL_AHEAD_MS = 1_700_000_000_000
+
+
 class Shard:
     """Counts groups; a deadline adds one."""
 
@@ -45,7 +49,7 @@ class Shard:
         self.epochs: dict[str, int] = {}
         self.ended: list[tuple[int, bool]] = []
         self.replayed: list[tuple[int, int]] = []
-        self.loaded_at: tuple[int, int] | None = None
+        self.loaded_at: tuple[int, Now] | None = None
         self.due_ms: int | None = None
 
     def replay(self, key: Any, value: Any, offset: int, producer_id: int) -> None:
@@ -58,15 +62,15 @@ class Shard:
     def end_transaction(self, producer_id: int, committed: bool) -> None:
         self.ended.append((producer_id, committed))
 
-    def loaded(self, epoch: int, now_ms: int) -> None:
-        self.loaded_at = (epoch, now_ms)
+    def loaded(self, epoch: int, now: Now) -> None:
+        self.loaded_at = (epoch, now)
 
     def next_deadline_ms(self) -> int | None:
         return self.due_ms
 
-    def on_deadline(self, now_ms: int) -> Sequence[CoordinatorResult[None]]:
+    def on_deadline(self, now: Now) -> Sequence[CoordinatorResult[None]]:
         self.due_ms = None
-        return [CoordinatorResult(None, (record(f"due at {now_ms}"),))]
+        return [CoordinatorResult(None, (record(f"due at {now.mono_ms}"),))]
 
 
 class FakeLog:
@@ -117,9 +121,10 @@ def run(main: Callable[[CoordinatorRuntime[Shard]], Coroutine[Any, Any, None]]) 
     loop = virtual_time.VirtualTimeLoop()
 
     async def go() -> None:
-        await main(
-            CoordinatorRuntime("__consumer_offsets", GROUP_RECORDS, Shard, loop.now_ms, 5_000)
-        )
+        def now() -> Now:
+            return Now(WALL_AHEAD_MS + loop.now_ms(), loop.now_ms())
+
+        await main(CoordinatorRuntime("__consumer_offsets", GROUP_RECORDS, Shard, now, 5_000))
 
     virtual_time.run(go(), loop)
 
@@ -207,6 +212,7 @@ def test_a_new_leader_loads_all_records_and_is_busy_meanwhile() -> None:
         assert after.ended == before.ended == [(77, True)]
         assert after.loaded_at is not None
         assert after.loaded_at[0] == 6
+        assert after.loaded_at[1].wall_ms - after.loaded_at[1].mono_ms == WALL_AHEAD_MS
 
     run(main)
 
