@@ -77,8 +77,6 @@ class TransactionShard:
     def replay(self, key: Any, value: Any | None, offset: int, producer_id: int) -> None:
         transactional_id = key.transactional_id
         status = None if value is None else value.transaction_status
-        if status != TransactionState.ONGOING:
-            self._timeouts.clear(transactional_id)
         self._unwritten.pop(transactional_id, None)
         if value is None:
             self.transactions.pop(transactional_id, None)
@@ -100,8 +98,7 @@ class TransactionShard:
             if state.transaction_status == TransactionState.ONGOING:
                 timeout_ms = state.transaction_timeout_ms
                 passed_ms = now.wall_ms - state.transaction_start_timestamp_ms
-                rest_ms = timeout_ms - min(max(0, passed_ms), timeout_ms)
-                self._timeouts.set(transactional_id, now.mono_ms + rest_ms)
+                self._timeouts.set(transactional_id, now.mono_ms + timeout_ms - max(0, passed_ms))
         self._expiry.set(_CHECK, now.mono_ms + self._settings.remove_expired_interval_ms)
 
     # --- producers
@@ -191,8 +188,7 @@ class TransactionShard:
     ) -> frozenset[TopicPartition]:
         """Those that are not in the open transaction. Raises as `add_partitions` does."""
         state = self._writable(transactional_id, producer)
-        is_open = state.transaction_status == TransactionState.ONGOING
-        return frozenset(partitions) - (partitions_of(state) if is_open else frozenset())
+        return frozenset(partitions) - partitions_of(state)
 
     def _writable(self, transactional_id: str, producer: ProducerIdAndEpoch) -> TransactionLogValue:
         state = self._state(transactional_id)
