@@ -18,11 +18,10 @@ from coordinator.groups.heartbeat import GROUP_TOPIC, Heartbeat
 from coordinator.groups.members import Assignment
 from coordinator.groups.shard import GroupSettings, GroupShard, check_group_id
 from coordinator.records.groups import GROUP_RECORDS
-from coordinator.runtime.hashing import partition_for
 from coordinator.runtime.now import Now
 from coordinator.runtime.result import CoordinatorResult
 from coordinator.runtime.runtime import CoordinatorRuntime
-from node.coordination.internal_topics import InternalTopic, InternalTopics
+from node.coordination.internal_topics import CoordinatorTopic, InternalTopic, InternalTopics
 from node.runtime.clock import Clock
 from node.runtime.tasks import cancel_all
 from node.serving.callers import caller_of
@@ -36,7 +35,6 @@ from tidemark.config import ServerConfig
 from tidemark.errors import (
     ApiError,
     CoordinatorLoadInProgressError,
-    CoordinatorNotAvailableError,
     InvalidCommitOffsetSizeError,
     InvalidRequestError,
     MessageTooLargeError,
@@ -47,6 +45,7 @@ from tidemark.v1 import group_pb2 as pb
 from tidemark.wire.rpcs import Rpc
 
 A = TypeVar("A")
+M = TypeVar("M", bound=Any)
 
 GROUPS = pb.DESCRIPTOR.services_by_name["Groups"]
 _KEYS_MAX = 1_000  # of one request
@@ -88,7 +87,7 @@ class GroupCoordinator:
             self._now,
             config.offsets_commit_timeout_ms,
         )
-        self._topic = InternalTopic(
+        topic = InternalTopic(
             GROUP_TOPIC,
             config.offsets_topic_num_partitions,
             config.offsets_topic_replication_factor,
@@ -98,6 +97,7 @@ class GroupCoordinator:
                 "segment.bytes": str(config.offsets_topic_segment_bytes),
             },
         )
+        self._topic = CoordinatorTopic(topic, topics, images)
         self._cleanings: set[asyncio.Task[None]] = set()
         self._methods: dict[str, Callable[[Any, Context, str], Awaitable[Message]]] = {
             "FindCoordinator": self._find_coordinator,
@@ -161,12 +161,7 @@ class GroupCoordinator:
     def _partition(self, group_id: str) -> int:
         """The partition of a group. Raises InvalidGroupIdError, CoordinatorNotAvailableError."""
         check_group_id(group_id)
-        topic = self._images.image.topics.get(GROUP_TOPIC)
-        if topic is None:
-            self._topics.need(self._topic)
-            problem = self._topics.problems.get(GROUP_TOPIC, "it is being made")
-            raise CoordinatorNotAvailableError(f"{GROUP_TOPIC} is not there yet: {problem}")
-        return partition_for(group_id, len(topic.partitions))
+        return self._topic.partition_of(group_id)
 
     async def _find_coordinator(
         self, request: pb.FindCoordinatorRequest, context: Context, listener: str
@@ -178,23 +173,12 @@ class GroupCoordinator:
             try:
                 if request.key_type != pb.GROUP:
                     raise InvalidRequestError("there are no transactions yet")
-                self._locate(found, self._partition(key), listener)
+                check_group_id(key)
+                node = node_of(self._topic.coordinator_of(key), listener)
+                found.node_id, found.host, found.port = node.node_id, node.host, node.port
             except ApiError as error:
-                found.error_code = int(code_of(error))  # type: ignore[assignment]
-                found.error_message = str(error)
+                _failed(found, error)
         return answer
-
-    def _locate(
-        self, found: pb.FindCoordinatorResponse.Coordinator, partition: int, listener: str
-    ) -> None:
-        image = self._images.image
-        topic = image.topics.get(GROUP_TOPIC)
-        led = None if topic is None else topic.partitions.get(partition)
-        broker = None if led is None or led.leader is None else image.brokers.get(led.leader)
-        if broker is None:
-            raise CoordinatorNotAvailableError(f"{GROUP_TOPIC}-{partition} has no leader")
-        node = node_of(broker, listener)
-        found.node_id, found.host, found.port = node.node_id, node.host, node.port
 
     async def _write(
         self, group_id: str, decide: Callable[[GroupShard, Now], CoordinatorResult[A]]
@@ -229,13 +213,12 @@ class GroupCoordinator:
         answer = pb.ConsumerGroupDescribeResponse()
         for group_id in request.group_ids:
             try:
-                partition = self._partition(group_id)
-                found = await self.runtime.read(partition, _describing(group_id))
-                answer.groups.append(found)
+                look = partial(GroupShard.describe, group_id=group_id)
+                found = await self.runtime.read(self._partition(group_id), look)
             except ApiError as error:
-                answer.groups.add(
-                    group_id=group_id, error_code=int(code_of(error)), error_message=str(error)
-                )
+                missing = pb.ConsumerGroupDescribeResponse.DescribedGroup(group_id=group_id)
+                found = _failed(missing, error)
+            answer.groups.append(found)
         return answer
 
     async def _commit(
@@ -255,15 +238,13 @@ class GroupCoordinator:
         answer = pb.OffsetFetchResponse()
         for group in request.groups:
             try:
-                partition = self._partition(group.group_id)
-                look = _fetching(group, request.require_stable)
-                answer.groups.append(await self.runtime.read(partition, look))
+                stable = request.require_stable
+                look = partial(GroupShard.fetch, request=group, require_stable=stable)
+                found = await self.runtime.read(self._partition(group.group_id), look)
             except ApiError as error:
-                answer.groups.add(
-                    group_id=group.group_id,
-                    error_code=int(code_of(error)),
-                    error_message=str(error),
-                )
+                missing = pb.OffsetFetchResponse.Group(group_id=group.group_id)
+                found = _failed(missing, error)
+            answer.groups.append(found)
         return answer
 
     async def _delete_offsets(
@@ -296,11 +277,20 @@ class GroupCoordinator:
         for group_id in request.group_ids:
             result = answer.results.add(group_id=group_id)
             try:
-                await self._write(group_id, _deleting(group_id))
+                await self._delete_group(group_id)
             except ApiError as error:
-                result.error_code = int(code_of(error))  # type: ignore[assignment]
-                result.error_message = str(error)
+                _failed(result, error)
         return answer
+
+    async def _delete_group(self, group_id: str) -> None:
+        await self._write(group_id, lambda shard, _: shard.delete_group(group_id))
+
+
+def _failed(answer: M, error: ApiError) -> M:
+    """An answer's part, with what went wrong."""
+    answer.error_code = int(code_of(error))
+    answer.error_message = str(error)
+    return answer
 
 
 def _host_of(context: Context) -> str:
@@ -308,22 +298,6 @@ def _host_of(context: Context) -> str:
     kind, _, address = context.peer().partition(":")
     host = address.rpartition(":")[0] if kind in ("ipv4", "ipv6") else kind
     return "/" + unquote(host).strip("[]")
-
-
-def _describing(
-    group_id: str,
-) -> Callable[[GroupShard], pb.ConsumerGroupDescribeResponse.DescribedGroup]:
-    return lambda shard: shard.describe(group_id)
-
-
-def _fetching(
-    group: pb.OffsetFetchRequest.Group, require_stable: bool
-) -> Callable[[GroupShard], pb.OffsetFetchResponse.Group]:
-    return lambda shard: shard.fetch(group, require_stable)
-
-
-def _deleting(group_id: str) -> Callable[[GroupShard, Now], CoordinatorResult[None]]:
-    return lambda shard, _: shard.delete_group(group_id)
 
 
 def _check_count(keys: Any) -> None:

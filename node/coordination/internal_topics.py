@@ -7,9 +7,17 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from coordinator.runtime.hashing import partition_for
 from node.membership.controller_calls import ControllerCaller
 from node.runtime.tasks import OnFatal, cancel_all, spawn
-from tidemark.errors import ErrorCode, TidemarkError, raise_for
+from quorum.image import BrokerRegistration
+from quorum.services.admin_service import ImageSource
+from tidemark.errors import (
+    CoordinatorNotAvailableError,
+    ErrorCode,
+    TidemarkError,
+    raise_for,
+)
 from tidemark.v1 import admin_pb2
 
 logger = logging.getLogger(__name__)
@@ -76,3 +84,33 @@ class InternalTopics:
 
     async def stop(self) -> None:
         await cancel_all(*self._tasks.values())
+
+
+class CoordinatorTopic:
+    """Where the coordinators of a kind are: at the leaders of an internal topic's partitions."""
+
+    def __init__(self, topic: InternalTopic, topics: InternalTopics, images: ImageSource) -> None:
+        self._topic = topic
+        self._topics = topics
+        self._images = images
+
+    def partition_of(self, key: str) -> int:
+        """The partition of a group or a transactional id. Raises CoordinatorNotAvailableError, and
+        then has the topic made."""
+        name = self._topic.name
+        found = self._images.image.topics.get(name)
+        if found is None:
+            self._topics.need(self._topic)
+            problem = self._topics.problems.get(name, "it is being made")
+            raise CoordinatorNotAvailableError(f"{name} is not there yet: {problem}")
+        return partition_for(key, len(found.partitions))
+
+    def coordinator_of(self, key: str) -> BrokerRegistration:
+        """The broker that coordinates. Raises CoordinatorNotAvailableError."""
+        number, image = self.partition_of(key), self._images.image
+        topic = image.topics.get(self._topic.name)
+        led = None if topic is None else topic.partitions.get(number)
+        broker = None if led is None or led.leader is None else image.brokers.get(led.leader)
+        if broker is None:
+            raise CoordinatorNotAvailableError(f"{self._topic.name}-{number} has no leader")
+        return broker
