@@ -321,6 +321,7 @@ def test_the_transaction_of_the_last_epoch_ends_with_a_new_producer_id(driver: D
         driver.add(after, P0)
     driver.written()
     assert driver.end(producer) == after
+    assert driver.shard.describe(TXN).next_producer_id == -1
     driver.ended(after)
     with pytest.raises(InvalidProducerIdMappingError):
         driver.end(producer)
@@ -436,6 +437,14 @@ def test_transactional_ids_that_nobody_uses_expire(driver: Driver) -> None:
     with pytest.raises(TransactionalIdNotFoundError):
         driver.shard.describe("idle")
     assert driver.init(transactional_id="idle").producer_epoch == 0
+
+
+def test_an_outcome_that_partitions_do_not_know_yet_does_not_expire(driver: Driver) -> None:
+    producer = driver.init()
+    driver.add(producer, P0)
+    driver.end(producer)
+    driver.advance(2 * driver.settings.transactional_id_expiration_ms)
+    assert driver.markers().partitions == {P0}
 
 
 def test_many_transactional_ids_expire_some_at_a_time() -> None:
