@@ -144,7 +144,8 @@ class TransactionShard:
         if state.transaction_status == TransactionState.ONGOING:
             fence = transaction.prepared(state, False, -1, now.wall_ms)
             return _result(transactional_id, fence, None)
-        producer = producer_of(state) if is_retry else _bumped(state, new_producer_id)
+        is_given = is_retry and state.producer_epoch <= LAST_EPOCH
+        producer = producer_of(state) if is_given else _bumped(state, new_producer_id)
         begun = transaction.initialized(state, producer, timeout_ms, now.wall_ms)
         return _result(transactional_id, begun, producer)
 
@@ -154,7 +155,7 @@ class TransactionShard:
         """Whether this came before, and nobody else since then."""
         if self._last_epochs.get(transactional_id) != expected.producer_epoch:
             return False
-        if state.producer_epoch > LAST_EPOCH or _is(state, expected):
+        if _is(state, expected):
             return False
         return expected.producer_id in (state.producer_id, state.previous_producer_id)
 
@@ -221,9 +222,11 @@ class TransactionShard:
         status = TransactionState(state.transaction_status)
         if status in (*PREPARED, *COMPLETED) and _has_ended(state, producer):
             return self._ended_before(transactional_id, state, committed)
+        if status in PREPARED and producer == producer_of(state):
+            raise _ending(transactional_id)
         if state.producer_id != producer.producer_id:
             raise _mapping(transactional_id, producer)
-        if status in PREPARED or not _is(state, producer):
+        if not _is(state, producer):
             raise _fenced(transactional_id, producer)
         if status is TransactionState.ONGOING:
             next_id = new_producer_id() if state.producer_epoch >= LAST_EPOCH else -1

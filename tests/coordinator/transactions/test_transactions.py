@@ -107,9 +107,22 @@ def test_a_producer_goes_on_after_an_error_and_may_ask_twice(driver: Driver) -> 
     second = driver.init(first)
     assert second == later(first)
     assert driver.init(first) == second
+    with pytest.raises(ProducerFencedError):
+        driver.init(ProducerIdAndEpoch(77, first.producer_epoch))
     assert driver.init(second) == later(second)
     with pytest.raises(ProducerFencedError):
         driver.init(first)
+
+
+def test_a_producer_whose_new_epoch_was_not_appended_asks_again_and_gets_it(
+    driver: Driver,
+) -> None:
+    first = driver.init()
+    driver.appends_fail = True
+    with pytest.raises(AppendFailedError):
+        driver.init(first)
+    driver.appends_fail = False
+    assert driver.init(first) == later(first)
 
 
 def test_a_producer_that_another_one_followed_does_not_go_on(driver: Driver) -> None:
@@ -197,6 +210,9 @@ def test_the_next_transaction_waits_for_the_markers_of_the_last(driver: Driver) 
     after = driver.end(producer)
     with pytest.raises(ConcurrentTransactionsError):
         driver.add(after, P1)
+    for committed in (True, False):
+        with pytest.raises(ConcurrentTransactionsError):
+            driver.end(after, committed)
     driver.written()
     driver.add(after, P1)
     assert driver.shard.missing_partitions(TXN, after, [P0]) == {P0}
@@ -354,6 +370,16 @@ def test_the_last_epoch_can_be_fenced_and_is_given_to_nobody(driver: Driver) -> 
     with pytest.raises(ProducerFencedError):
         driver.add(fence, P0)
     assert driver.init() == ProducerIdAndEpoch(driver.next_producer_id, 0)
+
+
+def test_a_producer_with_the_last_epoch_goes_on_after_its_abort_with_a_new_id(
+    driver: Driver,
+) -> None:
+    producer = exhausted(driver)
+    driver.add(producer, P0)
+    assert driver.try_init(producer) is None
+    driver.written()
+    assert driver.init(producer) == ProducerIdAndEpoch(driver.next_producer_id, 0)
 
 
 # --- time
