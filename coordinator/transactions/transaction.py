@@ -27,7 +27,7 @@ COMPLETED = frozenset({TransactionState.COMPLETE_COMMIT, TransactionState.COMPLE
 
 @dataclass(frozen=True, slots=True)
 class ProducerIdAndEpoch:
-    """What a producer writes its records with."""
+    """The header of a producer's records has both."""
 
     producer_id: int
     producer_epoch: int

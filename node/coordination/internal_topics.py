@@ -87,7 +87,7 @@ class InternalTopics:
 
 
 class CoordinatorTopic:
-    """Where the coordinators of a kind are: at the leaders of an internal topic's partitions."""
+    """Finds coordinators of one kind: the leaders of an internal topic's partitions."""
 
     def __init__(self, topic: InternalTopic, topics: InternalTopics, images: ImageSource) -> None:
         self._topic = topic
