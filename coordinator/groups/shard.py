@@ -21,7 +21,7 @@ from coordinator.groups.heartbeat import (
 from coordinator.groups.members import Member, MemberState
 from coordinator.groups.offsets import OffsetStore
 from coordinator.records import groups as r
-from coordinator.runtime.deadlines import KeyedDeadlines
+from coordinator.runtime.deadlines import KeyedDeadlines, earliest_ms
 from coordinator.runtime.now import Now
 from coordinator.runtime.result import CoordinatorRecord, CoordinatorResult
 from quorum.image import MetadataImage
@@ -278,8 +278,7 @@ class GroupShard:
     # --- deadlines
 
     def next_deadline_ms(self) -> int | None:
-        times = (self._sessions.next_ms(), self._rebalances.next_ms(), self._check.next_ms())
-        return min((at_ms for at_ms in times if at_ms is not None), default=None)
+        return earliest_ms(self._sessions, self._rebalances, self._check)
 
     def on_deadline(self, now: Now) -> Sequence[CoordinatorResult[None]]:
         for deadlines, why in (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Hashable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
 
@@ -58,3 +58,9 @@ class KeyedDeadlines(Generic[K]):
     def _push(self, at_ms: int, key: K) -> None:
         self._count += 1
         heapq.heappush(self._heap, (at_ms, self._count, key))
+
+
+def earliest_ms(*deadlines: KeyedDeadlines[Any]) -> int | None:
+    """The earliest deadline of all; None without any."""
+    times = (found.next_ms() for found in deadlines)
+    return min((at_ms for at_ms in times if at_ms is not None), default=None)

@@ -16,7 +16,7 @@ from coordinator.records.transactions import (
     TransactionLogValue,
     TransactionState,
 )
-from coordinator.runtime.deadlines import KeyedDeadlines
+from coordinator.runtime.deadlines import KeyedDeadlines, earliest_ms
 from coordinator.runtime.now import Now
 from coordinator.runtime.result import CoordinatorRecord, CoordinatorResult
 from coordinator.transactions import transaction
@@ -50,7 +50,8 @@ _CHECK = ""
 
 @dataclass(frozen=True, slots=True)
 class TransactionSettings:
-    """Kafka's settings of the same names, in ms."""
+    """Kafka's transaction.max.timeout.ms, transactional.id.expiration.ms and
+    transaction.remove.expired.transaction.cleanup.interval.ms; and a pause of our own."""
 
     transaction_max_timeout_ms: int = 900_000
     transactional_id_expiration_ms: int = 7 * 24 * 3_600_000
@@ -228,16 +229,14 @@ class TransactionShard:
             raise _mapping(transactional_id, producer)
         if not _is(state, producer):
             raise _fenced(transactional_id, producer)
-        if status is TransactionState.ONGOING:
-            next_id = new_producer_id() if state.producer_epoch >= LAST_EPOCH else -1
-            decided = transaction.prepared(state, committed, next_id, now.wall_ms)
-            return _result(transactional_id, decided, producer_of(decided))
-        if committed:
+        is_open = status is TransactionState.ONGOING
+        if committed and not is_open:
             raise InvalidTxnStateError(f"{transactional_id} has no open transaction to commit")
         next_id = new_producer_id() if state.producer_epoch >= LAST_EPOCH else -1
-        aborted = transaction.prepared(state, False, next_id, now.wall_ms)
-        ended = transaction.completed(aborted, now.wall_ms)
-        return _result(transactional_id, ended, producer_of(ended))
+        decided = transaction.prepared(state, committed, next_id, now.wall_ms)
+        if not is_open:
+            decided = transaction.completed(decided, now.wall_ms)  # there is nobody to tell
+        return _result(transactional_id, decided, producer_of(decided))
 
     def _ended_before(
         self, transactional_id: str, state: TransactionLogValue, committed: bool
@@ -324,8 +323,7 @@ class TransactionShard:
     # --- deadlines
 
     def next_deadline_ms(self) -> int | None:
-        times = (self._timeouts.next_ms(), self._expiry.next_ms())
-        return min((at_ms for at_ms in times if at_ms is not None), default=None)
+        return earliest_ms(self._timeouts, self._expiry)
 
     def on_deadline(self, now: Now) -> Sequence[CoordinatorResult[None]]:
         transactional_id = self._timeouts.take_due(now.mono_ms)
@@ -349,7 +347,8 @@ class TransactionShard:
     def _expire(self, now: Now) -> Sequence[CoordinatorResult[None]]:
         """Looks at some transactional ids, and at the next ones soon."""
         self._to_check = self._to_check or list(self.transactions)
-        some, self._to_check = self._to_check[:_LOOKED_AT_MAX], self._to_check[_LOOKED_AT_MAX:]
+        some = self._to_check[-_LOOKED_AT_MAX:]
+        del self._to_check[-_LOOKED_AT_MAX:]
         expired = tuple(
             (TransactionLogKey(transactional_id), None)
             for transactional_id in some
