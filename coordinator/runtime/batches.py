@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from coordinator.records.types import RecordTypes, UnknownRecordError
 from coordinator.runtime.result import CoordinatorRecord
+from tidemark.errors import InvalidRequestError
 from tidemark.records import iter_batches
 from tidemark.records.control import end_transaction
 from tidemark.records.header import BytesLike
@@ -50,8 +52,14 @@ def encode(
     now_ms: int,
     producer: TransactionalProducer | None = None,
 ) -> bytes:
-    """One batch of all records."""
-    encoded = [Record(0, now_ms, *types.encode(key, value)) for key, value in records]
+    """One batch of all records. Raises InvalidRequestError for a text that is too long for one."""
+    try:
+        encoded = [Record(0, now_ms, *types.encode(key, value)) for key, value in records]
+    except struct.error as error:
+        raise InvalidRequestError(
+            f"a name or a number does not fit into a record: {error}; names have at most"
+            " 32,767 bytes"
+        ) from error
     if producer is None:
         return encode_batch(encoded)
     return encode_batch(

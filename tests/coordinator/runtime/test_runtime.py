@@ -24,6 +24,7 @@ from tidemark.errors import (
     CoordinatorNotAvailableError,
     CorruptMessageError,
     ErrorCode,
+    InvalidRequestError,
     KafkaStorageError,
     MessageTooLargeError,
     NotCoordinatorError,
@@ -177,6 +178,18 @@ def test_a_failed_append_leaves_nothing_behind() -> None:
         log.error = None
         await runtime.write(3, put("b"))
         assert runtime.shard_of(3).epochs == {"b": 1}
+
+    run(main)
+
+
+def test_a_name_that_is_too_long_for_a_record_is_refused_and_appends_nothing() -> None:
+    async def main(runtime: CoordinatorRuntime[Shard]) -> None:
+        log = FakeLog()
+        await lead(runtime, log)
+        with pytest.raises(InvalidRequestError, match="32,767"):
+            await runtime.write(3, lambda _: CoordinatorResult(1, (record("x" * 40_000),)))
+        assert log.batches == []
+        assert await runtime.write(3, lambda _: CoordinatorResult(2, (record("short"),))) == 2
 
     run(main)
 
