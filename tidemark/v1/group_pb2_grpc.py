@@ -56,6 +56,11 @@ class GroupsStub:
                 request_serializer=tidemark_dot_v1_dot_group__pb2.OffsetCommitRequest.SerializeToString,
                 response_deserializer=tidemark_dot_v1_dot_group__pb2.OffsetCommitResponse.FromString,
                 _registered_method=True)
+        self.TxnOffsetCommit = channel.unary_unary(
+                '/tidemark.v1.Groups/TxnOffsetCommit',
+                request_serializer=tidemark_dot_v1_dot_group__pb2.TxnOffsetCommitRequest.SerializeToString,
+                response_deserializer=tidemark_dot_v1_dot_group__pb2.OffsetCommitResponse.FromString,
+                _registered_method=True)
         self.OffsetFetch = channel.unary_unary(
                 '/tidemark.v1.Groups/OffsetFetch',
                 request_serializer=tidemark_dot_v1_dot_group__pb2.OffsetFetchRequest.SerializeToString,
@@ -84,7 +89,8 @@ class GroupsServicer:
     """
 
     def FindCoordinator(self, request, context):
-        """Returns the broker that coordinates a group. The first call makes the internal topic, which takes a moment: COORDINATOR_NOT_AVAILABLE.
+        """Returns the broker that coordinates a group, or a transactional id. The first call makes the internal topic, which takes a moment:
+        COORDINATOR_NOT_AVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -105,6 +111,13 @@ class GroupsServicer:
 
     def OffsetCommit(self, request, context):
         """Stores offsets. Who is no member of a group without members commits with an empty member_id and no member_epoch.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def TxnOffsetCommit(self, request, context):
+        """Stores offsets in a producer's open transaction, or begins it (KIP-447): they count if it is committed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -158,6 +171,11 @@ def add_GroupsServicer_to_server(servicer, server):
             'OffsetCommit': grpc.unary_unary_rpc_method_handler(
                     servicer.OffsetCommit,
                     request_deserializer=tidemark_dot_v1_dot_group__pb2.OffsetCommitRequest.FromString,
+                    response_serializer=tidemark_dot_v1_dot_group__pb2.OffsetCommitResponse.SerializeToString,
+            ),
+            'TxnOffsetCommit': grpc.unary_unary_rpc_method_handler(
+                    servicer.TxnOffsetCommit,
+                    request_deserializer=tidemark_dot_v1_dot_group__pb2.TxnOffsetCommitRequest.FromString,
                     response_serializer=tidemark_dot_v1_dot_group__pb2.OffsetCommitResponse.SerializeToString,
             ),
             'OffsetFetch': grpc.unary_unary_rpc_method_handler(
@@ -290,6 +308,33 @@ class Groups:
             target,
             '/tidemark.v1.Groups/OffsetCommit',
             tidemark_dot_v1_dot_group__pb2.OffsetCommitRequest.SerializeToString,
+            tidemark_dot_v1_dot_group__pb2.OffsetCommitResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TxnOffsetCommit(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidemark.v1.Groups/TxnOffsetCommit',
+            tidemark_dot_v1_dot_group__pb2.TxnOffsetCommitRequest.SerializeToString,
             tidemark_dot_v1_dot_group__pb2.OffsetCommitResponse.FromString,
             options,
             channel_credentials,

@@ -41,12 +41,16 @@ class GroupsStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> GroupsAsyncStub: ...
     FindCoordinator: _grpc.UnaryUnaryMultiCallable[_group_pb2.FindCoordinatorRequest, _group_pb2.FindCoordinatorResponse]
-    """Returns the broker that coordinates a group. The first call makes the internal topic, which takes a moment: COORDINATOR_NOT_AVAILABLE."""
+    """Returns the broker that coordinates a group, or a transactional id. The first call makes the internal topic, which takes a moment:
+    COORDINATOR_NOT_AVAILABLE.
+    """
     ConsumerGroupHeartbeat: _grpc.UnaryUnaryMultiCallable[_group_pb2.ConsumerGroupHeartbeatRequest, _group_pb2.ConsumerGroupHeartbeatResponse]
     """Joins, stays in, or leaves a group, and tells the member its partitions."""
     ConsumerGroupDescribe: _grpc.UnaryUnaryMultiCallable[_group_pb2.ConsumerGroupDescribeRequest, _group_pb2.ConsumerGroupDescribeResponse]
     OffsetCommit: _grpc.UnaryUnaryMultiCallable[_group_pb2.OffsetCommitRequest, _group_pb2.OffsetCommitResponse]
     """Stores offsets. Who is no member of a group without members commits with an empty member_id and no member_epoch."""
+    TxnOffsetCommit: _grpc.UnaryUnaryMultiCallable[_group_pb2.TxnOffsetCommitRequest, _group_pb2.OffsetCommitResponse]
+    """Stores offsets in a producer's open transaction, or begins it (KIP-447): they count if it is committed."""
     OffsetFetch: _grpc.UnaryUnaryMultiCallable[_group_pb2.OffsetFetchRequest, _group_pb2.OffsetFetchResponse]
     OffsetDelete: _grpc.UnaryUnaryMultiCallable[_group_pb2.OffsetDeleteRequest, _group_pb2.OffsetDeleteResponse]
     """Deletes offsets of topics that no member subscribes to."""
@@ -63,12 +67,16 @@ class GroupsAsyncStub(GroupsStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     FindCoordinator: _aio.UnaryUnaryMultiCallable[_group_pb2.FindCoordinatorRequest, _group_pb2.FindCoordinatorResponse]  # type: ignore[assignment]
-    """Returns the broker that coordinates a group. The first call makes the internal topic, which takes a moment: COORDINATOR_NOT_AVAILABLE."""
+    """Returns the broker that coordinates a group, or a transactional id. The first call makes the internal topic, which takes a moment:
+    COORDINATOR_NOT_AVAILABLE.
+    """
     ConsumerGroupHeartbeat: _aio.UnaryUnaryMultiCallable[_group_pb2.ConsumerGroupHeartbeatRequest, _group_pb2.ConsumerGroupHeartbeatResponse]  # type: ignore[assignment]
     """Joins, stays in, or leaves a group, and tells the member its partitions."""
     ConsumerGroupDescribe: _aio.UnaryUnaryMultiCallable[_group_pb2.ConsumerGroupDescribeRequest, _group_pb2.ConsumerGroupDescribeResponse]  # type: ignore[assignment]
     OffsetCommit: _aio.UnaryUnaryMultiCallable[_group_pb2.OffsetCommitRequest, _group_pb2.OffsetCommitResponse]  # type: ignore[assignment]
     """Stores offsets. Who is no member of a group without members commits with an empty member_id and no member_epoch."""
+    TxnOffsetCommit: _aio.UnaryUnaryMultiCallable[_group_pb2.TxnOffsetCommitRequest, _group_pb2.OffsetCommitResponse]  # type: ignore[assignment]
+    """Stores offsets in a producer's open transaction, or begins it (KIP-447): they count if it is committed."""
     OffsetFetch: _aio.UnaryUnaryMultiCallable[_group_pb2.OffsetFetchRequest, _group_pb2.OffsetFetchResponse]  # type: ignore[assignment]
     OffsetDelete: _aio.UnaryUnaryMultiCallable[_group_pb2.OffsetDeleteRequest, _group_pb2.OffsetDeleteResponse]  # type: ignore[assignment]
     """Deletes offsets of topics that no member subscribes to."""
@@ -88,7 +96,9 @@ class GroupsServicer(metaclass=_abc_1.ABCMeta):
         request: _group_pb2.FindCoordinatorRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_group_pb2.FindCoordinatorResponse, _abc.Awaitable[_group_pb2.FindCoordinatorResponse]]:
-        """Returns the broker that coordinates a group. The first call makes the internal topic, which takes a moment: COORDINATOR_NOT_AVAILABLE."""
+        """Returns the broker that coordinates a group, or a transactional id. The first call makes the internal topic, which takes a moment:
+        COORDINATOR_NOT_AVAILABLE.
+        """
 
     @_abc_1.abstractmethod
     def ConsumerGroupHeartbeat(
@@ -112,6 +122,14 @@ class GroupsServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_group_pb2.OffsetCommitResponse, _abc.Awaitable[_group_pb2.OffsetCommitResponse]]:
         """Stores offsets. Who is no member of a group without members commits with an empty member_id and no member_epoch."""
+
+    @_abc_1.abstractmethod
+    def TxnOffsetCommit(
+        self,
+        request: _group_pb2.TxnOffsetCommitRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_group_pb2.OffsetCommitResponse, _abc.Awaitable[_group_pb2.OffsetCommitResponse]]:
+        """Stores offsets in a producer's open transaction, or begins it (KIP-447): they count if it is committed."""
 
     @_abc_1.abstractmethod
     def OffsetFetch(

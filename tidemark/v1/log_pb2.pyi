@@ -75,7 +75,7 @@ class ProduceRequest(_message.Message):
     TIMEOUT_MS_FIELD_NUMBER: _builtins.int
     PARTITION_DATA_FIELD_NUMBER: _builtins.int
     transactional_id: _builtins.str
-    """empty: none"""
+    """of transactional batches; acks has to be -1 then. Empty: none"""
     acks: _builtins.int
     """1: the leader has the records; -1: all in-sync replicas; 0 (the default): as 1 without any promise"""
     timeout_ms: _builtins.int
@@ -739,6 +739,8 @@ Global___MetadataResponse: _TypeAlias = MetadataResponse  # noqa: Y015
 
 @_typing.final
 class InitProducerIdRequest(_message.Message):
+    """With a transactional id its coordinator answers: it fences the producer before, and aborts what that one left open."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     TRANSACTIONAL_ID_FIELD_NUMBER: _builtins.int
@@ -746,12 +748,13 @@ class InitProducerIdRequest(_message.Message):
     PRODUCER_ID_FIELD_NUMBER: _builtins.int
     PRODUCER_EPOCH_FIELD_NUMBER: _builtins.int
     transactional_id: _builtins.str
-    """must be empty: there are no transactions yet (UNSUPPORTED_VERSION)"""
+    """empty: none, any broker answers"""
     transaction_timeout_ms: _builtins.int
+    """the longest time of a transaction: it is aborted then; at most the broker's transaction.max.timeout.ms"""
     producer_id: _builtins.int
-    """-1: a new one"""
+    """a producer that goes on after an error names its own (KIP-360); -1: a new one"""
     producer_epoch: _builtins.int
-    """-1: a new one"""
+    """the same; -1: a new one"""
     def __init__(
         self,
         *,

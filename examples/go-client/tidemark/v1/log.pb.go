@@ -31,7 +31,7 @@ const (
 
 type ProduceRequest struct {
 	state           protoimpl.MessageState                 `protogen:"open.v1"`
-	TransactionalId string                                 `protobuf:"bytes,1,opt,name=transactional_id,json=transactionalId,proto3" json:"transactional_id,omitempty"` // empty: none
+	TransactionalId string                                 `protobuf:"bytes,1,opt,name=transactional_id,json=transactionalId,proto3" json:"transactional_id,omitempty"` // of transactional batches; acks has to be -1 then. Empty: none
 	Acks            int32                                  `protobuf:"varint,2,opt,name=acks,proto3" json:"acks,omitempty"`                                             // 1: the leader has the records; -1: all in-sync replicas; 0 (the default): as 1 without any promise
 	TimeoutMs       int32                                  `protobuf:"varint,3,opt,name=timeout_ms,json=timeoutMs,proto3" json:"timeout_ms,omitempty"`                  // for the replicas; 0 or below: the broker's request.timeout.ms. The call's deadline has to be later
 	PartitionData   []*ProduceRequest_PartitionProduceData `protobuf:"bytes,4,rep,name=partition_data,json=partitionData,proto3" json:"partition_data,omitempty"`       // a partition once
@@ -669,12 +669,13 @@ func (x *MetadataResponse) GetTopics() []*MetadataResponse_Topic {
 	return nil
 }
 
+// With a transactional id its coordinator answers: it fences the producer before, and aborts what that one left open.
 type InitProducerIdRequest struct {
 	state                protoimpl.MessageState `protogen:"open.v1"`
-	TransactionalId      string                 `protobuf:"bytes,1,opt,name=transactional_id,json=transactionalId,proto3" json:"transactional_id,omitempty"` // must be empty: there are no transactions yet (UNSUPPORTED_VERSION)
-	TransactionTimeoutMs int32                  `protobuf:"varint,2,opt,name=transaction_timeout_ms,json=transactionTimeoutMs,proto3" json:"transaction_timeout_ms,omitempty"`
-	ProducerId           int64                  `protobuf:"varint,3,opt,name=producer_id,json=producerId,proto3" json:"producer_id,omitempty"`          // -1: a new one
-	ProducerEpoch        int32                  `protobuf:"varint,4,opt,name=producer_epoch,json=producerEpoch,proto3" json:"producer_epoch,omitempty"` // -1: a new one
+	TransactionalId      string                 `protobuf:"bytes,1,opt,name=transactional_id,json=transactionalId,proto3" json:"transactional_id,omitempty"`                   // empty: none, any broker answers
+	TransactionTimeoutMs int32                  `protobuf:"varint,2,opt,name=transaction_timeout_ms,json=transactionTimeoutMs,proto3" json:"transaction_timeout_ms,omitempty"` // the longest time of a transaction: it is aborted then; at most the broker's transaction.max.timeout.ms
+	ProducerId           int64                  `protobuf:"varint,3,opt,name=producer_id,json=producerId,proto3" json:"producer_id,omitempty"`                                 // a producer that goes on after an error names its own (KIP-360); -1: a new one
+	ProducerEpoch        int32                  `protobuf:"varint,4,opt,name=producer_epoch,json=producerEpoch,proto3" json:"producer_epoch,omitempty"`                        // the same; -1: a new one
 	unknownFields        protoimpl.UnknownFields
 	sizeCache            protoimpl.SizeCache
 }
