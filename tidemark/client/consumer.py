@@ -29,8 +29,8 @@ from tidemark.client.consuming.partition import (
 )
 from tidemark.client.consuming.reading import PollReader
 from tidemark.client.consuming.requests import FetchSettings
+from tidemark.client.coordinators import CoordinatorCalls
 from tidemark.client.errors import ClientClosedError
-from tidemark.client.groups.coordinator import GroupCalls
 from tidemark.client.groups.core import MemberSettings
 from tidemark.client.groups.iterating import RecordIterator
 from tidemark.client.groups.member import GroupMember, RebalanceListener
@@ -42,6 +42,7 @@ from tidemark.client.retry import RetryPolicy
 from tidemark.errors import ConfigError, RequestTimedOutError
 from tidemark.surroundings import make_rng
 from tidemark.types import OffsetSpec, TopicPartition
+from tidemark.v1 import group_pb2
 
 _ISOLATION_LEVELS = {"read_uncommitted": 0, "read_committed": 1}
 _RESETS = ("latest", "earliest", "none")
@@ -146,7 +147,9 @@ class AsyncConsumer(AsyncCloses):
         settings = MemberSettings(
             group_id, member_id, instance_id, rack, assignor, max_poll_ms, self._retry
         )
-        calls = GroupCalls(group_id, self._connections, self._metadata, self._retry, rng)
+        calls = CoordinatorCalls(
+            group_id, group_pb2.GROUP, self._connections, self._metadata, self._retry, rng
+        )
         return GroupMember(settings, calls, self._fetcher, self._assign, commit_ms, rng)
 
     async def close(self) -> None:

@@ -1,7 +1,6 @@
 """The consumer as a member of a group (KIP-848): heartbeats, assignment, committed offsets.
 
     core          the pure core: answers and time in, heartbeats and the target assignment out
-    coordinator   finds the coordinator of a group, and calls it
     member        the edge: heartbeats in the background, everything else in a poll
     iterating     `async for record in consumer`
     requests      offsets in requests and answers

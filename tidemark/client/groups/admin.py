@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 from tidemark.client.connections import Connections
-from tidemark.client.groups.coordinator import GroupCalls
+from tidemark.client.coordinators import CoordinatorCalls
 from tidemark.client.groups.requests import commit_request, committed_in, of_commit, of_fetch
 from tidemark.client.metadata import MetadataCache
 from tidemark.client.models import (
@@ -37,8 +37,10 @@ class AsyncGroupAdmin:
         self._retry = retry
         self._rng = rng
 
-    def _calls(self, group_id: str) -> GroupCalls:
-        return GroupCalls(group_id, self._connections, self._metadata, self._retry, self._rng)
+    def _calls(self, group_id: str) -> CoordinatorCalls:
+        return CoordinatorCalls(
+            group_id, pb.GROUP, self._connections, self._metadata, self._retry, self._rng
+        )
 
     async def list(
         self, *, states: Iterable[str] = (), types: Iterable[str] = ()

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 from tidemark.client.consuming.fetcher import Fetcher
 from tidemark.client.consuming.partition import UNKNOWN_EPOCH, Position
+from tidemark.client.coordinators import CoordinatorCalls
 from tidemark.client.errors import CommitFailedError
-from tidemark.client.groups.coordinator import GroupCalls
 from tidemark.client.groups.core import MemberSettings, Membership, MembershipCore
 from tidemark.client.groups.requests import commit_request, committed_in, of_commit, of_fetch
 from tidemark.client.models import OffsetAndMetadata
@@ -54,7 +54,7 @@ class GroupMember:
     def __init__(
         self,
         settings: MemberSettings,
-        calls: GroupCalls,
+        calls: CoordinatorCalls,
         fetcher: Fetcher,
         assign: Callable[[Partitions], None],
         auto_commit_ms: int,

@@ -1,11 +1,12 @@
-"""Calls of a group's coordinator, which is found first and found again when it moved."""
+"""Calls of the coordinator of a group or of a transactional id, which is found first and found
+again when it moved."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
 from random import Random
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from google.protobuf.message import Message
 
@@ -22,25 +23,60 @@ from tidemark.errors import (
     raise_for,
 )
 from tidemark.v1 import group_pb2 as pb
+from tidemark.v1 import log_pb2, transaction_pb2
+from tidemark.wire.rpcs import rpcs_of
 
 R = TypeVar("R", bound=Message)
+Codes = Callable[[R], Iterable[tuple[int, str]]]
 
-_SERVICE = "/tidemark.v1.Groups/"
 _MOVED = (CoordinatorNotAvailableError, NotCoordinatorError, NetworkError, RequestTimedOutError)
+_PATHS = {
+    rpc.request: rpc.path
+    for service in (
+        pb.DESCRIPTOR.services_by_name["Groups"],
+        transaction_pb2.DESCRIPTOR.services_by_name["Transactions"],
+        log_pb2.DESCRIPTOR.services_by_name["Log"],
+    )
+    for rpc in rpcs_of(service)
+}
 
 
-class GroupCalls:
-    """The coordinator of one group, for the requests of one client."""
+async def call_at(
+    connections: Connections,
+    address: str,
+    request: Message,
+    response: type[R],
+    codes: Codes[R],
+    timeout_ms: float | None = None,
+) -> R:
+    """Sends a request of the services Groups, Transactions or Log to the broker at `address`.
+    `codes` gives the errors of an answer, of which the first is raised."""
+    answer = await connections.call(
+        address, _PATHS[type(request)], request, response.FromString, timeout_ms=timeout_ms
+    )
+    for code, message in codes(answer):
+        raise_for(code, message)
+    return answer
+
+
+class CoordinatorCalls:
+    """The coordinator of `key`, for the requests of one client.
+
+    `key_type` is group_pb2.GROUP, with a group's id as key, or TRANSACTION, with a transactional
+    id.
+    """
 
     def __init__(
         self,
-        group_id: str,
+        key: str,
+        key_type: pb.CoordinatorType.ValueType,
         connections: Connections,
         metadata: MetadataCache,
         retry: RetryPolicy,
         rng: Random,
     ) -> None:
-        self._group_id = group_id
+        self._key = key
+        self._key_type = key_type
         self._connections = connections
         self._metadata = metadata
         self._retry = retry
@@ -51,30 +87,24 @@ class GroupCalls:
         self,
         request: Message,
         response: type[R],
-        codes: Callable[[R], Iterable[tuple[int, str]]],
+        codes: Codes[R],
         timeout_ms: float | None = None,
     ) -> R:
         """Sends a request once. `codes` gives the errors of an answer, of which the first is
         raised."""
-        address = await self._find()
-        method = type(request).DESCRIPTOR.name.removesuffix("Request")
+        address = await self.address()
         try:
-            answer = await self._connections.call(
-                address, _SERVICE + method, request, response.FromString, timeout_ms=timeout_ms
-            )
-            for code, message in codes(answer):
-                raise_for(code, message)
+            return await call_at(self._connections, address, request, response, codes, timeout_ms)
         except _MOVED:
             if self._address == address:
                 self._address = ""
             raise
-        return answer
 
     async def call(
         self,
         make: Callable[[], Message],
         response: type[R],
-        codes: Callable[[R], Iterable[tuple[int, str]]],
+        codes: Codes[R],
         timeout_ms: float | None = None,
         retried: tuple[type[TidemarkError], ...] = (),
     ) -> R:
@@ -96,15 +126,16 @@ class GroupCalls:
                     raise
             await asyncio.sleep(wait_ms / 1000)
 
-    async def _find(self) -> str:
+    async def address(self) -> str:
+        """The coordinator's "host:port", as far as it is known. Raises CoordinatorNotAvailableError
+        and errors of the node that was asked."""
         if not self._address:
-            request: Any = pb.FindCoordinatorRequest(coordinator_keys=[self._group_id])
+            request = pb.FindCoordinatorRequest(
+                key_type=self._key_type, coordinator_keys=[self._key]
+            )
             node = self._metadata.candidates()[0]
-            answer = await self._connections.call(
-                node,
-                _SERVICE + "FindCoordinator",
-                request,
-                pb.FindCoordinatorResponse.FromString,
+            answer = await call_at(
+                self._connections, node, request, pb.FindCoordinatorResponse, lambda _: ()
             )
             for found in answer.coordinators:
                 raise_for(found.error_code, found.error_message)
