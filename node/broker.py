@@ -23,10 +23,7 @@ from uuid import UUID
 from commitlog.disk.log_directory import LogDirectory
 from commitlog.disk.reserve import Reserve
 from commitlog.manager.manager import LogManager
-from coordinator.groups.heartbeat import GROUP_TOPIC
-from node.coordination.groups import GroupCoordinator
-from node.coordination.internal_topics import InternalTopics
-from node.coordination.leaderships import Leaderships
+from node.coordination.coordinators import Coordinators
 from node.membership.directory_assignments import DirectoryAssignments
 from node.membership.identity import BrokerIdentity
 from node.membership.lifecycle import BrokerLifecycle
@@ -138,19 +135,10 @@ class BrokerServer:
             self._assignments,
             on_fatal,
         )
-        handlers = self._request_handlers(isr, clock)
-        groups = self._group_coordinator(handlers, clock)
-        self._listeners = BrokerListeners(handlers, self._admin_node(), (groups,))
-
-    def _group_coordinator(self, handlers: RequestHandlers, clock: Clock) -> GroupCoordinator:
-        topics = InternalTopics(
-            self._client, lambda name: name in self._loader.image.topics, self._on_fatal
-        )
-        groups = GroupCoordinator(self._config, self._loader, topics, clock, handlers.throttling)
-        leaderships = Leaderships(groups.runtime, handlers.produce)
-        self.partitions.role_listeners[GROUP_TOPIC] = leaderships.role_changed
-        self._loader.add_publisher(groups)
-        return groups
+        coordinators = Coordinators(config, loader, self._client, self.partitions, clock, on_fatal)
+        handlers = self._request_handlers(isr, clock, coordinators)
+        loader.add_publisher(coordinators)
+        self._listeners = BrokerListeners(handlers, self._admin_node(), (coordinators,))
 
     def _log_manager(self, clock: Clock) -> LogManager:
         loop = asyncio.get_running_loop()
@@ -176,15 +164,20 @@ class BrokerServer:
             if directory.path == self._config.metadata_directory:
                 reserve.watch(partial(setattr, directory.state, "refuses_appends"))
 
-    def _request_handlers(self, isr: IsrKeeper, clock: Clock) -> RequestHandlers:
+    def _request_handlers(
+        self, isr: IsrKeeper, clock: Clock, coordinators: Coordinators
+    ) -> RequestHandlers:
         config = self._config
         quotas = ClientQuotas(config.quota_window_num, config.quota_window_size_seconds)
         self._loader.add_publisher(quotas)
         timeout_ms = config.remote_list_offsets_request_timeout_ms
+        flushes = ThreadPoolExecutor(_FLUSH_THREADS, "log-flushes")
+        produce = ProduceHandler(self.partitions, clock, flushes, coordinators.verifier)
+        producer_ids = ProducerIdManager(self._identity, self._client)
+        throttling = Throttling(quotas)
+        coordinators.begin(produce, producer_ids, throttling)
         return RequestHandlers(
-            ProduceHandler(
-                self.partitions, clock, ThreadPoolExecutor(_FLUSH_THREADS, "log-flushes")
-            ),
+            produce,
             FetchHandler(
                 self.partitions,
                 isr,
@@ -196,9 +189,10 @@ class BrokerServer:
             ),
             OffsetFinder(self.partitions, self._tier, timeout_ms),
             RecordDeleter(self.partitions),
-            ProducerIdManager(self._identity, self._client),
-            Throttling(quotas),
+            producer_ids,
+            throttling,
             self.partitions.is_opening,
+            coordinators.transactions.init_producer_id,
         )
 
     def _replica_fetchers(self, clock: Clock, pool: Executor) -> ReplicaFetchers:

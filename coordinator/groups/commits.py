@@ -19,7 +19,6 @@ from quorum.image import MetadataImage
 from tidemark.errors import (
     ErrorCode,
     GroupIdNotFoundError,
-    IllegalGenerationError,
     StaleMemberEpochError,
     UnknownMemberIdError,
     UnknownTopicIdError,
@@ -223,10 +222,3 @@ def expired(
         if now_ms >= end_ms and not offsets.is_pending(group_id, topic, number):
             found.append((OffsetCommitKey(group_id, topic, number), None))
     return found
-
-
-def as_generation_error(error: Exception) -> Exception:
-    """A stale epoch as a transaction's commit tells it (KIP-447)."""
-    if isinstance(error, StaleMemberEpochError):
-        return IllegalGenerationError(str(error))
-    return error

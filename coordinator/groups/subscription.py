@@ -70,12 +70,12 @@ def subscribed_topics(names: Iterable[str], image: MetadataImage) -> SubscribedT
 
 def check_pattern(pattern: str) -> None:
     """Raises InvalidRegularExpressionError unless RE2 reads it."""
-    _compiled(pattern)
+    compiled_pattern(pattern)
 
 
 def matching(pattern: str, image: MetadataImage, internal: frozenset[str]) -> frozenset[str]:
     """The topics whose whole name a pattern matches, without internal ones."""
-    compiled = _compiled(pattern)
+    compiled = compiled_pattern(pattern)
     return frozenset(
         name
         for name in image.topics.ids_by_name
@@ -83,7 +83,8 @@ def matching(pattern: str, image: MetadataImage, internal: frozenset[str]) -> fr
     )
 
 
-def _compiled(pattern: str) -> re2.Pattern:
+def compiled_pattern(pattern: str) -> re2.Pattern:
+    """An RE2 pattern. Raises InvalidRegularExpressionError."""
     options = re2.Options()
     options.log_errors = False
     try:

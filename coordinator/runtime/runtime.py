@@ -95,10 +95,10 @@ class CoordinatorRuntime(Generic[S]):
         make_shard: Callable[[], S],
         now: Callable[[], Now],
         timeout_ms: int,
-        on_change: Callable[[], None] = lambda: None,
+        on_change: Callable[[int], None] = lambda _: None,
     ) -> None:
-        """`timeout_ms`: how long an answer waits for the commit. `on_change` is called after each
-        replay."""
+        """`timeout_ms`: how long an answer waits for the commit. `on_change` is called with the
+        partition after its load and after each replay."""
         self.topic = topic
         self._types = types
         self._make_shard = make_shard
@@ -147,6 +147,7 @@ class CoordinatorRuntime(Generic[S]):
         if shard is not None:
             shard.loaded(context.log.leader_epoch, self._now())
             context.shard = shard
+            self._on_change(context.partition)
             self._after(context)
 
     async def _loaded(self, context: _Context[S]) -> S | None:
@@ -266,7 +267,7 @@ class CoordinatorRuntime(Generic[S]):
         producer_id = -1 if producer is None else producer.producer_id
         for number, (key, value) in enumerate(result.records):
             context.shard.replay(key, value, offset + number, producer_id)
-        self._on_change()
+        self._on_change(context.partition)
 
     async def _committed(self, context: _Context[S]) -> None:
         """Waits until all that was appended so far is committed."""

@@ -67,6 +67,7 @@ class TransactionShard:
         self._epoch = -1
         self.transactions: dict[str, TransactionLogValue] = {}
         self._unwritten: dict[str, frozenset[TopicPartition]] = {}
+        self._moved: dict[str, None] = {}  # decided or ended since the last `take_moved`
         self._timeouts: KeyedDeadlines[str] = KeyedDeadlines()
         self._expiry: KeyedDeadlines[str] = KeyedDeadlines()
         self._to_check: list[str] = []
@@ -88,6 +89,8 @@ class TransactionShard:
             self._last_epochs.pop(transactional_id, None)
         elif status in PREPARED:
             self._unwritten[transactional_id] = partitions_of(value)
+        if status in PREPARED or status in COMPLETED:
+            self._moved[transactional_id] = None
 
     def end_transaction(self, producer_id: int, committed: bool) -> None:
         """Nothing: records of this topic are in no transaction."""
@@ -95,6 +98,7 @@ class TransactionShard:
     def loaded(self, epoch: int, now: Now) -> None:
         """Gives each open transaction the rest of its time, by the clocks of both brokers."""
         self._epoch = epoch
+        self._moved = dict.fromkeys(self._unwritten)
         for transactional_id, state in self.transactions.items():
             if state.transaction_status == TransactionState.ONGOING:
                 timeout_ms = state.transaction_timeout_ms
@@ -252,20 +256,32 @@ class TransactionShard:
             raise _ending(transactional_id)
         return CoordinatorResult(producer_of(state))
 
+    def take_moved(self) -> list[str]:
+        """Transactional ids whose transaction was decided or has ended since the last call; after a
+        load those that are decided."""
+        moved, self._moved = list(self._moved), {}
+        return moved
+
+    def pending_of(self, transactional_id: str) -> PendingMarkers | None:
+        """The outcome that partitions are to be told. To be asked by `CoordinatorRuntime.read`,
+        because the outcome stands only when it is committed."""
+        partitions = self._unwritten.get(transactional_id)
+        if partitions is None:
+            return None
+        state = self.transactions[transactional_id]
+        return PendingMarkers(
+            transactional_id,
+            state.producer_id,
+            state.producer_epoch,
+            self._epoch,
+            state.transaction_status == TransactionState.PREPARE_COMMIT,
+            partitions,
+        )
+
     def pending_markers(self) -> list[PendingMarkers]:
-        """Outcomes that partitions are to be told. To be asked by `CoordinatorRuntime.read`."""
-        return [
-            PendingMarkers(
-                transactional_id,
-                state.producer_id,
-                state.producer_epoch,
-                self._epoch,
-                state.transaction_status == TransactionState.PREPARE_COMMIT,
-                partitions,
-            )
-            for transactional_id, partitions in self._unwritten.items()
-            for state in (self.transactions[transactional_id],)
-        ]
+        """All outcomes that partitions are to be told, for tests and metrics."""
+        found = map(self.pending_of, self._unwritten)
+        return [markers for markers in found if markers is not None]
 
     def markers_written(
         self, markers: PendingMarkers, partitions: Collection[TopicPartition], now: Now

@@ -18,37 +18,39 @@ from coordinator.groups.heartbeat import GROUP_TOPIC, Heartbeat
 from coordinator.groups.members import Assignment
 from coordinator.groups.shard import GroupSettings, GroupShard, check_group_id
 from coordinator.records.groups import GROUP_RECORDS
+from coordinator.runtime.batches import TransactionalProducer
 from coordinator.runtime.now import Now
 from coordinator.runtime.result import CoordinatorResult
 from coordinator.runtime.runtime import CoordinatorRuntime
-from node.coordination.internal_topics import CoordinatorTopic, InternalTopic, InternalTopics
+from node.coordination.internal_topics import CoordinatorTopic, InternalTopic
+from node.coordination.serving import check_key_count, failed, serve_methods
+from node.coordination.verification import TransactionVerifier
 from node.runtime.clock import Clock
 from node.runtime.tasks import cancel_all
 from node.serving.callers import caller_of
-from node.serving.requests import check_size
 from node.serving.throttling import Throttling
 from quorum.image import MetadataDelta, MetadataImage
 from quorum.services.admin_answers import node_of
 from quorum.services.admin_service import ImageSource
-from quorum.services.serving import Context, add_service, failure
+from quorum.services.serving import Context
 from tidemark.config import ServerConfig
 from tidemark.errors import (
     ApiError,
     CoordinatorLoadInProgressError,
+    GroupIdNotFoundError,
+    IllegalGenerationError,
     InvalidCommitOffsetSizeError,
     InvalidRequestError,
     MessageTooLargeError,
     RecordListTooLargeError,
-    code_of,
+    StaleMemberEpochError,
 )
+from tidemark.types import TopicPartition
 from tidemark.v1 import group_pb2 as pb
-from tidemark.wire.rpcs import Rpc
 
 A = TypeVar("A")
-M = TypeVar("M", bound=Any)
 
 GROUPS = pb.DESCRIPTOR.services_by_name["Groups"]
-_KEYS_MAX = 1_000  # of one request
 
 
 def settings_of(config: ServerConfig) -> GroupSettings:
@@ -63,6 +65,20 @@ def settings_of(config: ServerConfig) -> GroupSettings:
     )
 
 
+def group_topic(config: ServerConfig) -> InternalTopic:
+    """The topic as it is made at its first use."""
+    return InternalTopic(
+        GROUP_TOPIC,
+        config.offsets_topic_num_partitions,
+        config.offsets_topic_replication_factor,
+        {
+            "cleanup.policy": "compact",
+            "compression.type": "producer",
+            "segment.bytes": str(config.offsets_topic_segment_bytes),
+        },
+    )
+
+
 class GroupCoordinator:
     """One per broker; a metadata publisher."""
 
@@ -70,12 +86,17 @@ class GroupCoordinator:
         self,
         config: ServerConfig,
         images: ImageSource,
-        topics: InternalTopics,
+        topic: CoordinatorTopic,
+        transactions: CoordinatorTopic,
+        verifier: TransactionVerifier,
         clock: Clock,
         throttling: Throttling,
     ) -> None:
+        """`transactions` finds the coordinators of transactional ids, for FindCoordinator."""
+        self._topics = {pb.GROUP: topic, pb.TRANSACTION: transactions}
+        self._topic = topic
+        self._verifier = verifier
         self._images = images
-        self._topics = topics
         self._clock = clock
         self._throttling = throttling
         self._interval_ms = config.group_consumer_heartbeat_interval_ms
@@ -87,23 +108,13 @@ class GroupCoordinator:
             self._now,
             config.offsets_commit_timeout_ms,
         )
-        topic = InternalTopic(
-            GROUP_TOPIC,
-            config.offsets_topic_num_partitions,
-            config.offsets_topic_replication_factor,
-            {
-                "cleanup.policy": "compact",
-                "compression.type": "producer",
-                "segment.bytes": str(config.offsets_topic_segment_bytes),
-            },
-        )
-        self._topic = CoordinatorTopic(topic, topics, images)
         self._cleanings: set[asyncio.Task[None]] = set()
         self._methods: dict[str, Callable[[Any, Context, str], Awaitable[Message]]] = {
             "FindCoordinator": self._find_coordinator,
             "ConsumerGroupHeartbeat": self._heartbeat,
             "ConsumerGroupDescribe": self._describe,
             "OffsetCommit": self._commit,
+            "TxnOffsetCommit": self._commit_in_transaction,
             "OffsetFetch": self._fetch,
             "OffsetDelete": self._delete_offsets,
             "ListGroups": self._list,
@@ -112,24 +123,12 @@ class GroupCoordinator:
 
     def add_to(self, server: grpc.aio.Server, listener: str) -> None:
         """Serves Groups on a listener."""
-        add_service(server, GROUPS, partial(self._serve, listener))
-
-    async def _serve(self, listener: str, rpc: Rpc, request: Any, context: Context) -> Message:
-        await self._throttling.until_unmuted(context)
-        method = self._methods[rpc.name]
-        try:
-            check_size(request)
-            return await method(request, context, listener)
-        except (ApiError, ValueError) as error:
-            if "error_code" not in rpc.response.DESCRIPTOR.fields_by_name:
-                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-            return failure(rpc.response, error)
+        serve_methods(server, listener, GROUPS, self._methods, self._throttling)
 
     async def stop(self) -> None:
         """Drops all partitions."""
         self.runtime.stop()
         await cancel_all(*self._cleanings)
-        await self._topics.stop()
 
     # --- metadata
 
@@ -166,25 +165,31 @@ class GroupCoordinator:
     async def _find_coordinator(
         self, request: pb.FindCoordinatorRequest, context: Context, listener: str
     ) -> pb.FindCoordinatorResponse:
-        _check_count(request.coordinator_keys)
+        check_key_count(request.coordinator_keys, "keys")
         answer = pb.FindCoordinatorResponse()
         for key in request.coordinator_keys:
             found = answer.coordinators.add(key=key, node_id=-1)
             try:
-                if request.key_type != pb.GROUP:
-                    raise InvalidRequestError("there are no transactions yet")
+                topic = self._topics.get(request.key_type)
+                if topic is None:
+                    raise InvalidRequestError(f"there are no coordinators {request.key_type}")
                 check_group_id(key)
-                node = node_of(self._topic.coordinator_of(key), listener)
+                node = node_of(topic.coordinator_of(key), listener)
                 found.node_id, found.host, found.port = node.node_id, node.host, node.port
             except ApiError as error:
-                _failed(found, error)
+                failed(found, error)
         return answer
 
     async def _write(
-        self, group_id: str, decide: Callable[[GroupShard, Now], CoordinatorResult[A]]
+        self,
+        group_id: str,
+        decide: Callable[[GroupShard, Now], CoordinatorResult[A]],
+        producer: TransactionalProducer | None = None,
     ) -> A:
         partition = self._partition(group_id)
-        return await self.runtime.write(partition, lambda shard: decide(shard, self._now()))
+        return await self.runtime.write(
+            partition, lambda shard: decide(shard, self._now()), producer
+        )
 
     def _now(self) -> Now:
         return Now(self._clock.wall_ms(), self._clock.mono_ms())
@@ -209,7 +214,7 @@ class GroupCoordinator:
     async def _describe(
         self, request: pb.ConsumerGroupDescribeRequest, context: Context, listener: str
     ) -> pb.ConsumerGroupDescribeResponse:
-        _check_count(request.group_ids)
+        check_key_count(request.group_ids, "keys")
         answer = pb.ConsumerGroupDescribeResponse()
         for group_id in request.group_ids:
             try:
@@ -217,24 +222,49 @@ class GroupCoordinator:
                 found = await self.runtime.read(self._partition(group_id), look)
             except ApiError as error:
                 missing = pb.ConsumerGroupDescribeResponse.DescribedGroup(group_id=group_id)
-                found = _failed(missing, error)
+                found = failed(missing, error)
             answer.groups.append(found)
         return answer
 
     async def _commit(
         self, request: pb.OffsetCommitRequest, context: Context, listener: str
     ) -> pb.OffsetCommitResponse:
+        return await self._store(request)
+
+    async def _commit_in_transaction(
+        self, request: pb.TxnOffsetCommitRequest, context: Context, listener: str
+    ) -> pb.OffsetCommitResponse:
+        """Stores offsets in a transaction, to which the group's partition is added first."""
+        if not request.transactional_id:
+            raise InvalidRequestError("the transactional id is empty")
+        producer = TransactionalProducer(request.producer_id, request.producer_epoch)
+        group_id = request.offsets.group_id
+        number = self._partition(group_id)
+        self.runtime.shard_of(number)  # who is not the coordinator adds nothing
+        await self._verifier.ensure(
+            request.transactional_id, producer, TopicPartition(GROUP_TOPIC, number)
+        )
+        try:
+            return await self._store(request.offsets, producer)
+        except (StaleMemberEpochError, GroupIdNotFoundError) as error:
+            raise IllegalGenerationError(str(error)) from error
+
+    async def _store(
+        self, request: pb.OffsetCommitRequest, producer: TransactionalProducer | None = None
+    ) -> pb.OffsetCommitResponse:
         epoch = request.member_epoch if request.HasField("member_epoch") else -1
         commit = Commit(request.group_id, request.member_id, epoch, request.topics)
         try:
-            return await self._write(request.group_id, lambda shard, now: shard.commit(commit, now))
+            return await self._write(
+                request.group_id, lambda shard, now: shard.commit(commit, now), producer
+            )
         except (MessageTooLargeError, RecordListTooLargeError) as error:
             raise InvalidCommitOffsetSizeError(str(error)) from error
 
     async def _fetch(
         self, request: pb.OffsetFetchRequest, context: Context, listener: str
     ) -> pb.OffsetFetchResponse:
-        _check_count(request.groups)
+        check_key_count(request.groups, "keys")
         answer = pb.OffsetFetchResponse()
         for group in request.groups:
             try:
@@ -243,7 +273,7 @@ class GroupCoordinator:
                 found = await self.runtime.read(self._partition(group.group_id), look)
             except ApiError as error:
                 missing = pb.OffsetFetchResponse.Group(group_id=group.group_id)
-                found = _failed(missing, error)
+                found = failed(missing, error)
             answer.groups.append(found)
         return answer
 
@@ -272,25 +302,18 @@ class GroupCoordinator:
     async def _delete(
         self, request: pb.DeleteGroupsRequest, context: Context, listener: str
     ) -> pb.DeleteGroupsResponse:
-        _check_count(request.group_ids)
+        check_key_count(request.group_ids, "keys")
         answer = pb.DeleteGroupsResponse()
         for group_id in request.group_ids:
             result = answer.results.add(group_id=group_id)
             try:
                 await self._delete_group(group_id)
             except ApiError as error:
-                _failed(result, error)
+                failed(result, error)
         return answer
 
     async def _delete_group(self, group_id: str) -> None:
         await self._write(group_id, lambda shard, _: shard.delete_group(group_id))
-
-
-def _failed(answer: M, error: ApiError) -> M:
-    """An answer's part, with what went wrong."""
-    answer.error_code = int(code_of(error))
-    answer.error_message = str(error)
-    return answer
 
 
 def _host_of(context: Context) -> str:
@@ -298,11 +321,6 @@ def _host_of(context: Context) -> str:
     kind, _, address = context.peer().partition(":")
     host = address.rpartition(":")[0] if kind in ("ipv4", "ipv6") else kind
     return "/" + unquote(host).strip("[]")
-
-
-def _check_count(keys: Any) -> None:
-    if len(keys) > _KEYS_MAX:
-        raise InvalidRequestError(f"{len(keys)} groups in one request: {_KEYS_MAX} are allowed")
 
 
 def decoded(

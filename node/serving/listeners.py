@@ -25,6 +25,8 @@ _SERVICES = (
     "tidemark.v1.Replication",
     "tidemark.v1.Admin",
     "tidemark.v1.Groups",
+    "tidemark.v1.Transactions",
+    "tidemark.v1.TransactionMarkers",
 )
 _STOP_GRACE_S = 1.0
 _UNLIMITED = 2**31 - 1

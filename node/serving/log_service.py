@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -51,6 +51,10 @@ Context = Any
 _FETCH_WAIT_MS_MAX = 60_000
 
 
+InitTransactional = Callable[[pb.InitProducerIdRequest], Awaitable[pb.InitProducerIdResponse]]
+"""Answers an InitProducerId that names a transactional id. Raises ApiError."""
+
+
 @dataclass(frozen=True, slots=True)
 class RequestHandlers:
     """The handlers of a broker's requests, shared by all of its listeners."""
@@ -62,6 +66,7 @@ class RequestHandlers:
     producer_ids: ProducerIdManager
     throttling: Throttling = field(default_factory=Throttling)
     is_opening: Callable[[TopicPartition], bool] = lambda _: False
+    init_transactional: InitTransactional | None = None
 
 
 class LogService:
@@ -201,10 +206,13 @@ class LogService:
     ) -> bytes | asyncio.Future[bytes]:
         """Appends; releases the memory then, or if it is `kept` at the end of the request."""
         try:
-            produced = self._handlers.produce.begin(request.acks, request.partition_data)
+            produced = self._handlers.produce.begin(
+                request.acks, request.partition_data, request.transactional_id
+            )
         except BaseException:
             self._memory.release(taken_bytes)
             raise
+        kept = kept or produced.verifies
         if produced.is_done or not kept:
             self._memory.release(taken_bytes)
         if produced.is_done:
@@ -437,10 +445,12 @@ class LogService:
     async def init_producer_id(
         self, request: pb.InitProducerIdRequest, context: Context
     ) -> pb.InitProducerIdResponse:
-        """Returns an id for an idempotent producer; refuses transactions."""
+        """Returns an id for an idempotent producer, or that of a transactional id."""
         try:
             if request.transactional_id:
-                raise UnsupportedVersionError("transactions are not supported by this node yet")
+                if self._handlers.init_transactional is None:
+                    raise UnsupportedVersionError("this node coordinates no transactions")
+                return await self._handlers.init_transactional(request)
             producer_id = await self._handlers.producer_ids.generate()
         except ApiError as error:
             return pb.InitProducerIdResponse(

@@ -2,7 +2,8 @@
 
 Path of a request:
 
-1. The leader and, for acks=all, the ISR are checked.
+1. The leader and, for acks=all, the ISR are checked. The first batch of a transaction waits until
+   its coordinator has added the partition (KIP-890).
 2. `Log.append_as_leader` checks sizes, CRC and sequences, and assigns offsets; it decodes no
    record.
 3. Where flush.messages is reached, a thread flushes the log; the records count once it did.
@@ -18,8 +19,10 @@ import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from typing import Protocol
 
 from commitlog.types import AppendOrigin
+from coordinator.runtime.batches import TransactionalProducer
 from node.partition.flushes import LogFlushes
 from node.partition.hosted import HostedPartition, PendingAck
 from node.partition.registry import PartitionRegistry
@@ -29,11 +32,14 @@ from tidemark.errors import (
     ApiError,
     ErrorCode,
     FatalError,
+    InvalidRequestError,
     InvalidRequiredAcksError,
     KafkaStorageError,
     StorageError,
     code_of,
 )
+from tidemark.records.header import read_header
+from tidemark.types import TopicPartition
 from tidemark.wire import PartitionProduceData
 
 logger = logging.getLogger(__name__)
@@ -65,17 +71,28 @@ def result_of(item: PartitionProduceData) -> ProduceResult:
     return result
 
 
+class Verifier(Protocol):
+    """Adds partitions to transactions at their coordinators."""
+
+    def is_open(self, partition: TopicPartition, producer: TransactionalProducer) -> bool: ...
+
+    def add(
+        self, transactional_id: str, producer: TransactionalProducer, partition: TopicPartition
+    ) -> asyncio.Future[None]: ...
+
+
 class Produced:
     """An appended request: its results in order, and the partitions that still wait for replicas.
 
     The results are final once it `is_done`.
     """
 
-    __slots__ = ("_end", "_timer", "results", "waiting")
+    __slots__ = ("_end", "_timer", "results", "verifies", "waiting")
 
     def __init__(self, results: list[ProduceResult]) -> None:
         self.results = results
         self.waiting: set[int] = set()
+        self.verifies = False  # whether batches are kept for a coordinator's answer
         self._end: Callable[[], None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -88,6 +105,32 @@ class Produced:
         self._end = end
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(max(0, timeout_ms) / 1000, self._expire, timeout_ms)
+
+    def verify(
+        self, position: int, added: asyncio.Future[None], append: Callable[[], None]
+    ) -> None:
+        """Has one partition wait for its transaction's coordinator, and then appends, unless nobody
+        waits for the answer any more."""
+        self.verifies = True
+        self.waiting.add(position)
+
+        def ended(_: asyncio.Future[None]) -> None:
+            if position not in self.waiting:
+                return
+            result = self.results[position]
+            try:
+                added.result()
+                append()
+            except ApiError as error:
+                _fail(result, error)
+            except Exception as error:
+                logger.exception("append to %s-%d: %r", result.topic, result.index, error)
+                result.error_code = ErrorCode.UNKNOWN_SERVER_ERROR
+            if result.error_code != ErrorCode.NONE:
+                self.waiting.discard(position)
+                self._look_for_end()
+
+        added.add_done_callback(ended)
 
     def abandon(self) -> None:
         """Stops waiting for replicas; the appended records are kept."""
@@ -130,10 +173,16 @@ class ProduceHandler:
     """The produce side of a node's partitions."""
 
     def __init__(
-        self, partitions: PartitionRegistry, clock: Clock, flushes: Executor | None = None
+        self,
+        partitions: PartitionRegistry,
+        clock: Clock,
+        flushes: Executor | None = None,
+        verifier: Verifier | None = None,
     ) -> None:
-        """Flushes of flush.messages are done in `flushes`, if there is one."""
+        """Flushes of flush.messages are done in `flushes`, if there is one. Without a `verifier`
+        transactional batches are refused."""
         self._partitions = partitions
+        self._verifier = verifier
         self._clock = clock
         self._flushes = LogFlushes(flushes, clock, partitions.fatal)
 
@@ -156,25 +205,47 @@ class ProduceHandler:
                 produced.abandon()
         return produced.results
 
-    def begin(self, acks: int, data: Sequence[PartitionProduceData]) -> Produced:
-        """Appends; the result is not done while it waits for replicas."""
+    def begin(
+        self, acks: int, data: Sequence[PartitionProduceData], transactional_id: str = ""
+    ) -> Produced:
+        """Appends; the result is not done while it waits for replicas, or for the coordinator of
+        the transaction."""
         results = [result_of(item) for item in data]
         produced = Produced(results)
         if acks not in _ACKS:
             for result in results:
                 _fail(result, InvalidRequiredAcksError(f"acks={acks}: use 0, 1 or -1 (all)"))
             return produced
+        if transactional_id and acks != ACKS_ALL:
+            for result in results:
+                _fail(result, InvalidRequiredAcksError("a transaction needs acks=-1 (all)"))
+            return produced
         for position, item in enumerate(data):
-            self._append(position, item, acks, produced)
+            self._append(position, item, acks, produced, transactional_id)
         return produced
 
     def _append(
-        self, position: int, item: PartitionProduceData, acks: int, produced: Produced
+        self,
+        position: int,
+        item: PartitionProduceData,
+        acks: int,
+        produced: Produced,
+        transactional_id: str = "",
+        *,
+        verified: bool = False,
     ) -> None:
+        """Appends, or has the coordinator asked first, and then comes back `verified`."""
         result = produced.results[position]
         try:
             hosted = self._partitions.get(item.topic, item.index, item.topic_id)
-            self._append_to(hosted, position, item, acks, produced)
+            if transactional_id and not verified:
+                added = self._adding(hosted, item, transactional_id)
+                if added is not None:
+                    again = functools.partial(self._append, position, item, acks, produced)
+                    produced.verify(position, added, functools.partial(again, verified=True))
+                    return
+                verified = self._verifier is not None
+            self._append_to(hosted, position, item, acks, produced, verified)
         except FatalError as error:
             self._partitions.fatal(error)
             _fail(result, KafkaStorageError(str(error)))
@@ -186,6 +257,28 @@ class ProduceHandler:
         except (OSError, StorageError) as error:
             logger.error("append to %s-%d failed: %s", item.topic, item.index, error)
             _fail(result, KafkaStorageError(f"{item.topic}-{item.index}: {error}"))
+
+    def _adding(
+        self, hosted: HostedPartition, item: PartitionProduceData, transactional_id: str
+    ) -> asyncio.Future[None] | None:
+        """Asks the coordinator to add the partition; None if it was added before."""
+        if item.plain_records:
+            raise InvalidRequestError(
+                "plain records are in no transaction: send batches that are transactional"
+            )
+        hosted.core.check_leader()
+        header = read_header(item.records)
+        if not header.is_transactional or header.end_position != len(item.records):
+            raise InvalidRequestError(
+                "a request with a transactional id has one batch of a partition, a transactional"
+                " one"
+            )
+        if self._verifier is None:
+            return None
+        producer = TransactionalProducer(header.producer_id, header.producer_epoch)
+        if self._verifier.is_open(hosted.topic_partition, producer):
+            return None
+        return self._verifier.add(transactional_id, producer, hosted.topic_partition)
 
     def append(
         self,
@@ -224,6 +317,7 @@ class ProduceHandler:
         item: PartitionProduceData,
         acks: int,
         produced: Produced,
+        verified: bool,
     ) -> None:
         core, result = hosted.core, produced.results[position]
         core.check_leader()
@@ -233,7 +327,7 @@ class ProduceHandler:
         records = item.records
         if item.plain_records:
             records = to_batch(item.plain_records, now_ms)
-        info = hosted.log.append_as_leader(records, core.leader_epoch, now_ms)
+        info = hosted.log.append_as_leader(records, core.leader_epoch, now_ms, verified=verified)
         result.base_offset = info.first_offset
         result.log_append_time_ms = info.log_append_time_ms
         result.log_start_offset = hosted.log.log_start_offset

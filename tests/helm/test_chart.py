@@ -219,10 +219,17 @@ def test_a_pod_without_a_zone_has_no_rack(tmp_path: Path) -> None:
     assert not any(line.startswith("broker.rack") for line in lines)
 
 
-@pytest.mark.parametrize(("name", "factor"), [("one-node-each", 1), ("defaults", 3)])
-def test_groups_have_as_many_replicas_as_there_are_brokers(name: str, factor: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "factor", "least"), [("one-node-each", 1, 1), ("defaults", 3, 2)]
+)
+def test_internal_topics_have_as_many_replicas_as_there_are_brokers(
+    name: str, factor: int, least: int
+) -> None:
     (found,) = by_kind(name, "ConfigMap").values()
-    assert f"offsets.topic.replication.factor={factor}\n" in found["data"]["broker.properties"]
+    lines = found["data"]["broker.properties"].splitlines()
+    assert f"offsets.topic.replication.factor={factor}" in lines
+    assert f"transaction.state.log.replication.factor={factor}" in lines
+    assert f"transaction.state.log.min.isr={least}" in lines
 
 
 @pytest.mark.parametrize(

@@ -146,6 +146,8 @@ class LocalCluster:
             "default.replication.factor": str(max(1, min(3, brokers))),
             "remote.log.metadata.topic.replication.factor": str(max(1, min(3, brokers))),
             "offsets.topic.replication.factor": str(max(1, min(3, brokers))),
+            "transaction.state.log.replication.factor": str(max(1, min(3, brokers))),
+            "transaction.state.log.min.isr": str(max(1, min(2, brokers))),
             "remote.log.metadata.topic.min.isr": str(max(1, min(2, brokers))),
         }
 

@@ -445,6 +445,27 @@ class ServerConfig:
     offsets_topic_segment_bytes: int = setting(
         100 << 20, doc="segment.bytes of __consumer_offsets, when it is made", at_least=1
     )
+    transaction_state_log_num_partitions: int = setting(
+        50, doc="partitions of __transaction_state, when it is made", at_least=1
+    )
+    transaction_state_log_replication_factor: int = setting(
+        3, doc="replicas of __transaction_state, when it is made", at_least=1
+    )
+    transaction_state_log_min_isr: int = setting(
+        2, doc="min.insync.replicas of __transaction_state, when it is made", at_least=1
+    )
+    transaction_state_log_segment_bytes: int = setting(
+        100 << 20, doc="segment.bytes of __transaction_state, when it is made", at_least=1
+    )
+    transaction_max_timeout_ms: int = setting(
+        900_000, doc="longest transaction timeout that a producer may ask for", at_least=1
+    )
+    transactional_id_expiration_ms: int = setting(
+        604_800_000, doc="time after which an idle transactional id is forgotten", at_least=1
+    )
+    transaction_remove_expired_transaction_cleanup_interval_ms: int = setting(
+        3_600_000, doc="time between checks for idle transactional ids", at_least=1
+    )
 
     rsm_config: dict[str, str] = field(default_factory=dict, kw_only=True)
     """Settings of the remote storage manager (`rsm.config.*` without the prefix)."""

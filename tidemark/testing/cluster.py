@@ -73,6 +73,11 @@ class Cluster:
             properties = _properties(node_id, voters, node_id in broker_ids, log_dirs)
             if racks and node_id in broker_ids:
                 properties["broker.rack"] = racks[broker_ids.index(node_id) % len(racks)]
+            properties |= {
+                "offsets.topic.replication.factor": str(min(3, brokers)),
+                "transaction.state.log.replication.factor": str(min(3, brokers)),
+                "transaction.state.log.min.isr": str(min(2, brokers)),
+            }
             properties |= settings or {}
             seed_of_node = self.rng.getrandbits(64)
             self.nodes[node_id] = SimNode(self.loop, self.network, properties, seed_of_node)

@@ -69,8 +69,12 @@ controller.quorum.voters={{ include "tidemark.voters" .root }}
 listeners={{ if eq .role "controller" }}CONTROLLER{{ else }}PLAINTEXT{{ end }}://:{{ $own.port }}
 log.dirs=/var/lib/tidemark/data
 {{- $settings := mustMergeOverwrite (deepCopy $values.config) (deepCopy $own.config) }}
-{{- if and (eq .role "broker") (not (hasKey $settings "offsets.topic.replication.factor")) }}
-offsets.topic.replication.factor={{ min 3 (int $own.replicas) }}
+{{- if eq .role "broker" }}
+{{- range $key, $most := dict "offsets.topic.replication.factor" 3 "transaction.state.log.replication.factor" 3 "transaction.state.log.min.isr" 2 }}
+{{- if not (hasKey $settings $key) }}
+{{ $key }}={{ min $most (int $own.replicas) }}
+{{- end }}
+{{- end }}
 {{- end }}
 {{- range $key, $value := $settings }}
 {{ $key }}={{ include "tidemark.text" $value }}
