@@ -36,6 +36,7 @@ from tidemark.cli import (
     storage,
     tier,
     topics,
+    transactions,
     verify,
 )
 from tidemark.errors import TidemarkError
@@ -105,6 +106,7 @@ app.add_typer(reassign.app, name="reassign")
 app.add_typer(features.app, name="features")
 app.add_typer(quotas.app, name="quotas")
 app.add_typer(groups.app, name="groups")
+app.add_typer(transactions.app, name="transactions")
 app.add_typer(perf.app, name="perf")
 app.add_typer(tier.app, name="tier")
 app.command("elect-leaders")(elect_leaders.elect_leaders)

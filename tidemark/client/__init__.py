@@ -47,6 +47,7 @@ if TYPE_CHECKING:
         ConfigResource,
         ConsumerRecord,
         FeatureDescription,
+        HangingTransaction,
         LogDirDescription,
         NewTopic,
         NodeFeatures,
@@ -54,11 +55,14 @@ if TYPE_CHECKING:
         OffsetAndTimestamp,
         OffsetSpec,
         PartitionReassignment,
+        ProducerState,
         QuorumDescription,
         RecordMetadata,
         TierRebuild,
         TopicDescription,
         TopicPartitionReplica,
+        TransactionDescription,
+        TransactionListing,
     )
     from tidemark.client.producer import AsyncProducer
     from tidemark.client.records import RawBatches, Records
@@ -72,9 +76,13 @@ _HOMES = {
     "ConfigEntry": "models",
     "ConfigResource": "models",
     "FeatureDescription": "models",
+    "HangingTransaction": "models",
     "NodeFeatures": "models",
     "PartitionReassignment": "models",
+    "ProducerState": "models",
     "TopicPartitionReplica": "models",
+    "TransactionDescription": "models",
+    "TransactionListing": "models",
     "AsyncAdmin": "admin",
     "AsyncConsumer": "consumer",
     "AsyncProducer": "producer",
@@ -126,6 +134,7 @@ __all__ = [
     "ConsumerRecord",
     "CorruptBatchError",
     "FeatureDescription",
+    "HangingTransaction",
     "LogDirDescription",
     "LogTruncationError",
     "MetadataCache",
@@ -137,6 +146,7 @@ __all__ = [
     "OffsetSpec",
     "PartitionReassignment",
     "Producer",
+    "ProducerState",
     "QuorumDescription",
     "RawBatches",
     "RecordMetadata",
@@ -147,6 +157,8 @@ __all__ = [
     "TopicPartition",
     "TopicPartitionReplica",
     "TopicRecreatedError",
+    "TransactionDescription",
+    "TransactionListing",
 ]
 
 

@@ -17,6 +17,7 @@ from tidemark.client.connections import Connections, parse_bootstrap_servers
 from tidemark.client.groups.admin import AsyncGroupAdmin
 from tidemark.client.metadata import METADATA, MetadataCache, monotonic_ms
 from tidemark.client.retry import RetryPolicy, is_retriable
+from tidemark.client.transactions.admin import AsyncTransactionAdmin
 from tidemark.errors import ApiError, NetworkError, RequestTimedOutError, raise_for
 from tidemark.surroundings import make_rng
 from tidemark.v1 import log_pb2
@@ -52,6 +53,9 @@ class AdminCalls(AsyncCloses):
             self._connections, self._bootstrap, retry=self._retry, rng=self._rng
         )
         self.groups = AsyncGroupAdmin(self._connections, self._metadata, self._retry, self._rng)
+        self.transactions = AsyncTransactionAdmin(
+            self._connections, self._metadata, self._retry, self._rng
+        )
 
     async def close(self) -> None:
         """Closes the connections."""

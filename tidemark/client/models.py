@@ -98,6 +98,63 @@ class GroupDescription:
     members: tuple[GroupMemberDescription, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class TransactionListing:
+    """A transactional id with the state of its last transaction, at the broker that answered.
+
+    `state` is Empty, Ongoing, PrepareCommit, PrepareAbort, CompleteCommit or CompleteAbort.
+    """
+
+    transactional_id: str
+    coordinator_id: int
+    producer_id: int
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionDescription:
+    """A transactional id; `start_time_ms` is None and `partitions` empty where no transaction is
+    open."""
+
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+    state: str
+    timeout_ms: int
+    start_time_ms: int | None
+    last_update_time_ms: int
+    partitions: tuple[TopicPartition, ...]
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a transaction has begun of which not all partitions know the end."""
+        return self.state in ("Ongoing", "PrepareCommit", "PrepareAbort")
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerState:
+    """A producer that the leader of a partition knows (KIP-664); None stands for none.
+
+    `last_sequence` is of its epoch, `coordinator_epoch` of its last marker, and
+    `txn_start_offset` that of its open transaction.
+    """
+
+    producer_id: int
+    producer_epoch: int
+    last_sequence: int | None
+    last_timestamp_ms: int
+    coordinator_epoch: int | None
+    txn_start_offset: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class HangingTransaction:
+    """A transaction that is open in a partition, and that no coordinator will end."""
+
+    topic_partition: TopicPartition
+    producer: ProducerState
+
+
 class OffsetAndTimestamp(NamedTuple):
     """The record found for a timestamp: the first at or after it."""
 

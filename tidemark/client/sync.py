@@ -36,6 +36,7 @@ from tidemark.client.models import (
 )
 from tidemark.client.producer import AsyncProducer
 from tidemark.client.records import RawBatches, Records
+from tidemark.client.transactions.sync_admin import TransactionAdmin
 from tidemark.surroundings import surroundings
 from tidemark.types import TopicPartition
 
@@ -508,6 +509,7 @@ class Admin(_Face):
         super().__init__(lambda: AsyncAdmin(bootstrap_servers, **settings))
         self._core: AsyncAdmin
         self.groups = GroupAdmin(self._core.groups, self._thread.run)
+        self.transactions = TransactionAdmin(self._core.transactions, self._thread.run)
 
     close = _blocking(AsyncAdmin.close)
 

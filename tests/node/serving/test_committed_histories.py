@@ -1,5 +1,6 @@
-"""Random histories of transactions, read at every offset and in every size: each answer has exactly
-the records that a reader of its isolation level may see.
+"""Random histories of transactions, read at every offset and in every size.
+
+Each answer has exactly the records that a reader of its isolation level may see.
 """
 
 from __future__ import annotations
@@ -227,8 +228,10 @@ def history_at(history: TransactionHistory, node: Node) -> TransactionHistory:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_compacted_log_keeps_what_a_reader_needs_to_leave_aborted_records_out(seed: int) -> None:
-    """The newest committed record of each key is there after each cleaning, and no aborted one,
-    from wherever a reader begins; markers go when their time is over."""
+    """The newest committed record of each key is there after each cleaning, and no aborted one.
+
+    Readers begin anywhere. Markers go when their time is over.
+    """
 
     async def test(cluster: Cluster) -> None:
         cluster.create_topic(
@@ -355,7 +358,7 @@ def test_offsets_of_a_read_committed_reader_end_at_the_last_stable_one(seed: int
             request = log_pb2.ListOffsetsRequest(replica_id=-1, isolation_level=int(committed))
             request.partitions.add(topic=TOPIC, current_leader_epoch=-1, timestamp=timestamp)
             (answer,) = (await node.service.list_offsets(request, None)).partitions
-            assert answer.error_code == ErrorCode.NONE, answer.error_message
+            assert not answer.error_code, answer.error_message
             return int(answer.offset)
 
         times: list[tuple[int, int]] = []  # of batches: the first offset, and its time
