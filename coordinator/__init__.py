@@ -6,7 +6,7 @@ Both keep their state in partitions of an internal topic, `__consumer_offsets` a
     records/    the records of both topics
     runtime/    a state machine for each partition: load, append, replay, answer on commit
     groups/     consumer groups and their offsets; pure
-    transactions/   transactional ids, from state to state; pure. No broker runs it yet
+    transactions/   transactional ids, from state to state; pure
 
 Outsiders import `records.groups` and `records.transactions` for the records, `records.types` for
 their errors, and `records.text` for the text that Kafka's dump tool prints of them. A broker's room

@@ -66,6 +66,7 @@ def encode(
         encoded,
         producer_id=producer.producer_id,
         producer_epoch=producer.producer_epoch,
+        base_sequence=0,  # always, as Kafka's: a coordinator repeats no batch
         transactional=True,
     )
 

@@ -240,7 +240,7 @@ class GroupCoordinator:
         producer = TransactionalProducer(request.producer_id, request.producer_epoch)
         group_id = request.offsets.group_id
         number = self._partition(group_id)
-        self.runtime.shard_of(number)  # who is not the coordinator adds nothing
+        self.runtime.shard_of(number)  # only the coordinator adds the partition
         await self._verifier.ensure(
             request.transactional_id, producer, TopicPartition(GROUP_TOPIC, number)
         )

@@ -1,7 +1,7 @@
 """Tells partitions the outcome of transactions that this broker coordinates.
 
-One task for each transaction that ends. It has the leaders of all partitions write markers, again
-and again until each has done so or its topic is gone, and then has the coordinator note the end.
+One task for each transaction that ends. It sends markers to the leaders of all partitions, and
+repeats that until each has written it or its topic is gone. Then the coordinator notes the end.
 Markers to one broker go together. A task ends without a result when another broker has become the
 coordinator, which goes on from the log.
 """

@@ -1,4 +1,4 @@
-"""What the services of coordinators have in common: throttling, sizes, errors as answers."""
+"""The common part of the services of coordinators: throttling, sizes, errors as answers."""
 
 from __future__ import annotations
 

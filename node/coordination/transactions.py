@@ -198,7 +198,7 @@ class TransactionCoordinator:
             )
 
         producer = await self._write(transactional_id, decide)
-        if producer is None:  # what the one before left open is being aborted now
+        if producer is None:  # the open transaction of the producer before is being aborted
             producer = await self._write(transactional_id, decide)
         if producer is None:
             raise ConcurrentTransactionsError(f"{transactional_id}: try again")

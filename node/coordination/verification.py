@@ -151,7 +151,7 @@ def _end(found: asyncio.Future[None], error: Exception | None) -> None:
         found.set_result(None)
     else:
         found.set_exception(error)
-        found.exception()  # whoever asked may be gone
+        found.exception()  # the request that asked may be gone
 
 
 def by_topic(partitions: Iterable[TopicPartition]) -> list[pb.TxnTopic]:

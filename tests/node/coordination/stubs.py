@@ -155,10 +155,11 @@ class Transactions:
                 producer_epoch=-1,
             ),
         )
-        self._is(answer)
+        self.become(answer)
         return self
 
-    def _is(self, answer: Any) -> None:
+    def become(self, answer: Any) -> None:
+        """Takes the id and the epoch of an answer."""
         self.producer_id, self.epoch = answer.producer_id, answer.producer_epoch
         self.sequences.clear()
 
@@ -197,13 +198,17 @@ class Transactions:
 
     async def end(self, *, committed: bool) -> None:
         """Commits or aborts."""
-        request = pb.EndTxnRequest(
+        request = self.end_request(committed=committed)
+        self.become(await self.stubs.coordinated(self.transactional_id, request))
+
+    def end_request(self, *, committed: bool) -> pb.EndTxnRequest:
+        """A commit or an abort."""
+        return pb.EndTxnRequest(
             transactional_id=self.transactional_id,
             producer_id=self.producer_id,
             producer_epoch=self.epoch,
             committed=committed,
         )
-        self._is(await self.stubs.coordinated(self.transactional_id, request))
 
     async def commit_offset(self, group: str, topic: str, offset: int) -> None:
         """Commits an offset of partition 0 in the transaction."""
@@ -220,7 +225,7 @@ class Transactions:
         raise_for(answer.topics[0].partitions[0].error_code)
 
     async def describe(self) -> pb.DescribeTransactionsResponse.Description:
-        """What the coordinator knows."""
+        """The transaction as its coordinator describes it."""
         request = pb.DescribeTransactionsRequest(transactional_ids=[self.transactional_id])
 
         async def attempt() -> Any:
