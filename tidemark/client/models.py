@@ -125,11 +125,6 @@ class TransactionDescription:
     last_update_time_ms: int
     partitions: tuple[TopicPartition, ...]
 
-    @property
-    def is_open(self) -> bool:
-        """Whether a transaction has begun of which not all partitions know the end."""
-        return self.state in ("Ongoing", "PrepareCommit", "PrepareAbort")
-
 
 @dataclass(frozen=True, slots=True)
 class ProducerState:

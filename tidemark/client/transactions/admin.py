@@ -39,6 +39,8 @@ STATES = (
     "CompleteCommit",
     "CompleteAbort",
 )
+OPEN_STATES = frozenset({"Ongoing", "PrepareCommit", "PrepareAbort"})
+"""A transaction has begun, and not all of its partitions know the end."""
 MAX_TRANSACTION_TIMEOUT_MS = 900_000
 """Kafka's default of transaction.max.timeout.ms."""
 
@@ -268,7 +270,7 @@ class AsyncTransactionAdmin:
                 described = await self._describe(listed.transactional_id)
             except TransactionalIdNotFoundError:
                 continue  # it has expired, and has no transaction therefore
-            if described.is_open and described.producer_id in producer_ids:
+            if described.state in OPEN_STATES and described.producer_id in producer_ids:
                 found.append(described)
         return found
 
@@ -334,13 +336,14 @@ def _is_open(found: HangingTransaction, producers: Iterable[ProducerState]) -> b
 
 def _described(message: pb.DescribeTransactionsResponse.Description) -> TransactionDescription:
     start_ms = message.transaction_start_time_ms
+    is_open = start_ms >= 0 and message.transaction_state in OPEN_STATES
     return TransactionDescription(
         message.transactional_id,
         message.producer_id,
         message.producer_epoch,
         message.transaction_state,
         message.transaction_timeout_ms,
-        None if start_ms < 0 else start_ms,
+        start_ms if is_open else None,
         message.transaction_last_update_time_ms,
         tuple(
             TopicPartition(topic.name, number)
