@@ -108,10 +108,18 @@ def _check_one(
             raise OutOfOrderSequenceNumberError(
                 f"{who}: sequence {header.base_sequence} follows {known.last_sequence}"
             )
-    if known.current_txn_first_offset is not None and not header.is_transactional:
+    if known.current_txn_first_offset is None:
+        return
+    if not header.is_transactional:
         raise InvalidTxnStateError(
             f"{who} has a transaction open since offset {known.current_txn_first_offset}; end it"
             " before anything is sent outside of it"
+        )
+    if header.producer_epoch != epoch:  # its records would be ended as those of the next one
+        raise InvalidTxnStateError(
+            f"{who} has a transaction of epoch {epoch} open since offset"
+            f" {known.current_txn_first_offset}, whose end was lost: `tidemark transactions abort`"
+            " ends it"
         )
 
 

@@ -3,8 +3,8 @@
 `coordinators.Coordinators` puts them together for `node.broker`; nothing else imports this room but
 the tests.
 
-- `groups.GroupCoordinator` answers the service Groups, on state machines of `coordinator.groups`;
-  `transactions.TransactionCoordinator` answers Transactions, on those of `coordinator.transactions`.
+- `groups.GroupCoordinator` answers the service Groups, on state machines of `coordinator.groups`.
+  `transactions.TransactionCoordinator` answers Transactions, on `coordinator.transactions`.
 - `leaderships` gives the runtime of `coordinator.runtime` the partitions that this broker leads,
   and takes them away. `internal_topics` makes a topic at its first use.
 - `verification` adds a partition to a transaction before its leader appends the first batch.

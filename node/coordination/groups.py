@@ -173,7 +173,8 @@ class GroupCoordinator:
                 topic = self._topics.get(request.key_type)
                 if topic is None:
                     raise InvalidRequestError(f"there are no coordinators {request.key_type}")
-                check_group_id(key)
+                if not key:
+                    raise InvalidRequestError("the coordinator key is empty")
                 node = node_of(topic.coordinator_of(key), listener)
                 found.node_id, found.host, found.port = node.node_id, node.host, node.port
             except ApiError as error:

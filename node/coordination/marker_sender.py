@@ -29,7 +29,7 @@ from tidemark.v1 import transaction_pb2 as pb
 
 logger = logging.getLogger(__name__)
 
-_TIMEOUT_MS = 5_000  # of one request; a leader answers after a second
+_TIMEOUT_MS = 5_000  # of one request; a leader answers much earlier
 _REQUESTS_MAX = 5  # to one broker at a time: what comes meanwhile goes together
 _MARKERS_MAX = 1_000  # of one request
 _PAUSES_S = (0.05, 0.1, 0.2, 0.5, 1.0)  # between tries

@@ -33,7 +33,7 @@ from tidemark.records.control import EndTransactionMarker, encode_control_batch
 from tidemark.types import TopicPartition
 from tidemark.v1 import transaction_pb2 as pb
 
-_PATIENCE_S = 1.0  # for the replicas of one marker, so that it does not hold up others for long
+_PATIENCE_S = 0.2  # for the replicas of one marker: it holds up others of the same request
 _MAX_EPOCH = 2**15 - 1
 _MARKERS_MAX = 100_000  # of one request, counted by partition
 
@@ -54,7 +54,7 @@ class MarkerWriter:
         self._clock = clock
 
     async def write(self, request: pb.WriteTxnMarkersRequest) -> pb.WriteTxnMarkersResponse:
-        """Answers when the markers are committed, or after a second: REQUEST_TIMED_OUT, and the
+        """Answers when the markers are committed, or after a moment: REQUEST_TIMED_OUT, and the
         same marker may be sent again. Raises InvalidRequestError."""
         wanted = [
             (marker, partition)

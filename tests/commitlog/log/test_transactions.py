@@ -14,6 +14,7 @@ from commitlog.segment.names import snapshot_name
 from commitlog.segment.producer_state import decode_snapshot
 from commitlog.types import AppendOrigin, TransactionsUncheckedError
 from tests.commitlog.builders import NOW, batch, config, open_log
+from tidemark.errors import InvalidTxnStateError
 from tidemark.records import EndTransactionMarker, encode_control_batch
 
 
@@ -184,3 +185,15 @@ def test_the_state_at_a_roll_is_durable_with_the_next_flush() -> None:
     again = open_log(disk, recovery_point=2)
     assert again.first_unstable_offset == 0
     assert again.producers.producers[5].last_sequence == 1
+
+
+def test_no_transaction_begins_in_one_whose_end_was_lost() -> None:
+    """Its end would decide about the records of both."""
+    log = open_log()
+    send(log, 5, 0)
+    following = batch(1, transactional=True, producer_id=5, producer_epoch=1, base_sequence=0)
+    for origin in (AppendOrigin.CLIENT, AppendOrigin.COORDINATOR):
+        with pytest.raises(InvalidTxnStateError, match="epoch 0 open since offset 0"):
+            log.append_as_leader(following, 1, NOW, origin=origin, verified=True)
+    end(log, 5, committed=False)
+    log.append_as_leader(following, 1, NOW, verified=True)
