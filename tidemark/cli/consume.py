@@ -39,6 +39,13 @@ def consume(
         str,
         typer.Option(help="Share the partitions with the other members of this group, and commit."),
     ] = "",
+    isolation_level: Annotated[
+        str,
+        typer.Option(
+            help="read_committed leaves aborted transactions out, and waits for the end of open"
+            " ones."
+        ),
+    ] = "read_uncommitted",
     client_rack: Annotated[
         str, typer.Option(help="Read from replicas in this rack, where the brokers allow it.")
     ] = "",
@@ -51,19 +58,18 @@ def consume(
 
     if from_beginning and from_timestamp is not None:
         raise ConfigError("say either --from-beginning or --from-timestamp")
+    settings = {"isolation_level": isolation_level, "client_rack": client_rack}
     if group:
         if partition or from_timestamp is not None:
             raise ConfigError("a --group has its own partitions and offsets: leave those out")
         reset = "earliest" if from_beginning else "latest"
         with Consumer(
-            bootstrap_server, group_id=group, auto_offset_reset=reset, client_rack=client_rack
+            bootstrap_server, group_id=group, auto_offset_reset=reset, **settings
         ) as member:
             member.subscribe([topic])
             _print_all(member, max_messages, timeout, print_key, as_json)
         return
-    with Consumer(
-        bootstrap_server, auto_offset_reset="latest", client_rack=client_rack
-    ) as consumer:
+    with Consumer(bootstrap_server, auto_offset_reset="latest", **settings) as consumer:
         known = consumer.partitions_for(topic)
         chosen = [TopicPartition(topic, number) for number in partition or []] or known
         unknown = sorted(set(chosen) - set(known))

@@ -178,6 +178,27 @@ def test_what_hangs_is_found_and_what_a_coordinator_will_end_is_not() -> None:
     told(story)
 
 
+def test_a_transaction_that_ends_while_it_is_looked_up_does_not_hang(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def story(stubs: Stubs, admin: AsyncAdmin) -> None:
+        one = await Transactions(stubs, "one").init()
+        await one.send("a", 0, "x")
+        whole = AsyncTransactionAdmin._open_of
+
+        async def ends_first(self: AsyncTransactionAdmin, producer_ids: Any) -> Any:
+            await one.end(committed=True)
+            await one.until("CompleteCommit")
+            found = await whole(self, producer_ids)
+            assert found == []
+            return found
+
+        monkeypatch.setattr(AsyncTransactionAdmin, "_open_of", ends_first)
+        assert await admin.transactions.find_hanging([A0], 0) == []
+
+    told(story)
+
+
 def test_an_abort_ends_what_hangs_and_readers_go_on() -> None:
     async def story(stubs: Stubs, admin: AsyncAdmin) -> None:
         one = await Transactions(stubs, "one").init()
