@@ -90,7 +90,7 @@ class TransactionVerifier:
     async def _ask(self, transactional_id: str, producer: TransactionalProducer) -> None:
         key = transactional_id, producer
         partitions = self._collecting.pop(key)
-        problem: Exception = CoordinatorNotAvailableError("this broker is stopping")
+        problem: Exception = _stopping()
         is_added = False
         try:
             await self._add(transactional_id, producer, partitions)
@@ -142,6 +142,14 @@ class TransactionVerifier:
     async def stop(self) -> None:
         """Ends the questions under way; who waits is told that the coordinator is not available."""
         await cancel_all(*self._tasks)
+        for asked in self._pending.values():  # of tasks that had not begun
+            for found in asked.values():
+                _end(found, _stopping())
+        self._pending.clear()
+
+
+def _stopping() -> CoordinatorNotAvailableError:
+    return CoordinatorNotAvailableError("this broker is stopping")
 
 
 def _end(found: asyncio.Future[None], error: Exception | None) -> None:
