@@ -1,10 +1,11 @@
-"""Compares `tidemark dump-log` with the dump tool of a Kafka distribution, line by line.
+"""Compares `tidemark dump-log` with the dump tool of Kafka, line by line.
 
-    KAFKA_HOME=/path/to/kafka .venv/bin/python scripts/compare_with_kafka.py FOLDER...
+    .venv/bin/python scripts/compare_with_kafka.py FOLDER...
 
 Both dump each segment, index, producer snapshot and checkpoint below the folders, written by Kafka
-or by Tidemark. Records, batches, entries, checks and remarks on gaps in offsets must agree. Exit
-status 1 if anything differs.
+or by Tidemark. Records, batches, entries, checks and remarks on gaps in offsets must agree, those
+of `__transaction_state` and `__consumer_offsets` also through their decoders. Exit status 1 if
+anything differs. The tool is that of `KAFKA_HOME`, or Maven gets its jars.
 
 Two things are left out. The values of a metadata log are Kafka's or Tidemark's own: only their
 framing is compared. For files that were not closed cleanly, the two tools use different words about
@@ -21,11 +22,19 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from benches._peer_kafka import jars
+
 _FILE = re.compile(r"\d{20}\.(log|index|timeindex|txnindex|snapshot)|\d{20}-\d{10}\.checkpoint")
 _GAPS = re.compile(r"(?m)^Non-consecutive offsets in (.*)\n(?:  .* is followed by .*(?:\n|\Z))+")
 _NOT_SHOWN = "not shown"
 _SHOWN_LINES = 10
 _CHECKS = ("--verify-index-only", "--index-sanity-check")
+_LOGGING = re.compile(r"(?m)^SLF4J: .*\n")  # the jars come without a logger
+_DECODERS = {
+    "__remote_log_metadata": "--remote-log-metadata-decoder",
+    "__transaction_state": "--transaction-log-decoder",
+    "__consumer_offsets": "--offsets-decoder",
+}
 
 Options = tuple[str, ...]
 
@@ -36,8 +45,10 @@ def options_of(path: Path) -> Iterator[Options]:
         yield ("--deep-iteration",)
     elif path.suffix == ".log":
         yield from ((), ("--deep-iteration",), ("--print-data-log",))
-        if path.parent.name.startswith("__remote_log_metadata"):
-            yield ("--remote-log-metadata-decoder",)
+        topic = path.parent.name.rpartition("-")[0]
+        if topic in _DECODERS:
+            yield (_DECODERS[topic],)
+            yield (_DECODERS[topic], "--skip-record-metadata")
     else:
         yield ()
         if path.suffix.endswith("index"):
@@ -49,7 +60,7 @@ def dumped(command: list[str], paths: list[Path], options: Options) -> dict[Path
     whole = [*command, "--files", ",".join(map(str, paths)), *options]
     environment = {**os.environ, "LC_ALL": "C.UTF-8", "KAFKA_OPTS": "-Dfile.encoding=UTF-8"}
     result = subprocess.run(whole, capture_output=True, check=False, env=environment)
-    text = (result.stdout + result.stderr).decode("utf-8", "replace")
+    text = _LOGGING.sub("", (result.stdout + result.stderr).decode("utf-8", "replace"))
     remarks = {Path(found[1]): found[0] for found in _GAPS.finditer(text)}
     parts = re.split(r"(?m)^Dumping (.*)$", _GAPS.sub("", text))
     shown = {Path(name): part for name, part in zip(parts[1::2], parts[2::2], strict=True)}
@@ -60,13 +71,21 @@ def _lines(part: str, remarks: str) -> list[str]:
     return [line.rstrip() for line in f"{part.strip()}\n{remarks}".split("\n")]
 
 
+def kafkas_tool() -> list[str]:
+    """The command of Kafka's dump tool. Raises RuntimeError if it cannot be had."""
+    home = os.environ.get("KAFKA_HOME")
+    if home is not None:
+        return [str(Path(home) / "bin" / "kafka-dump-log.sh")]
+    main = "org.apache.kafka.tools.DumpLogSegments"
+    return ["java", "-Xmx512m", "-Dfile.encoding=UTF-8", "-cp", jars(), main]
+
+
 def main() -> int:
     """Compares all files. Returns the exit status."""
-    home = os.environ.get("KAFKA_HOME")
-    if home is None or len(sys.argv) < 2:
+    if len(sys.argv) < 2:
         print(__doc__)
         return 2
-    kafka = [str(Path(home) / "bin" / "kafka-dump-log.sh")]
+    kafka = kafkas_tool()
     tidemark = [str(Path(sys.executable).with_name("tidemark")), "dump-log"]
     paths: dict[Options, list[Path]] = {}
     for folder in sys.argv[1:]:
