@@ -1,5 +1,5 @@
-"""Transcripts of the quorum, produced by the real replica: `stories.py` generates the `*.txt`
-files.
+"""Transcripts of the quorum and of both coordinators, produced by the real cores: `stories.py` and
+`coordinators.py` generate the `*.txt` files.
 
 A change of behaviour changes a transcript. Read the difference; once it is understood, run `python
 -m tests.transcripts.rewrite`.

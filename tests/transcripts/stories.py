@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tests.transcripts.cluster import RaftCluster
+from tests.transcripts.coordinators import COORDINATOR_STORIES
 
 
 def election() -> str:
@@ -267,4 +268,4 @@ STORIES: dict[str, Callable[[], str]] = {
         voter_with_new_disk,
         voter_moved,
     )
-}
+} | COORDINATOR_STORIES
