@@ -7,11 +7,12 @@ are private to the room.
 
     producer, sender, encoding, batch                records out
     producer_core, admission, accumulator            the pure core of that
+    transactions                                     a producer's transactions; administration
     consumer, consuming, records, offsets            records in; `consuming.core` is the pure core
     groups                                           a consumer as a member of a group
     admin and admin_*, decoding                      administration
-    connections, metadata, retry                     shared by all three
-    sync                                             the blocking classes
+    connections, metadata, retry, coordinators       shared by all three
+    sync, loop_thread                                the blocking classes
     models, delivery, errors                         values and errors that callers see
 
 The room promises that order within a partition survives retries, and that a retriable error is
@@ -34,9 +35,14 @@ if TYPE_CHECKING:
         ClientForkedError,
         CommitFailedError,
         CorruptBatchError,
+        ErrorKind,
+        IllegalStateError,
         LogTruncationError,
         NoOffsetForPartitionError,
         TopicRecreatedError,
+        TransactionAbortedError,
+        TransactionInDoubtError,
+        kind_of,
     )
     from tidemark.client.metadata import MetadataCache
     from tidemark.client.models import (
@@ -45,6 +51,7 @@ if TYPE_CHECKING:
         ClusterDescription,
         ConfigEntry,
         ConfigResource,
+        ConsumerGroupMetadata,
         ConsumerRecord,
         FeatureDescription,
         HangingTransaction,
@@ -113,6 +120,12 @@ _HOMES = {
     "RetryPolicy": "retry",
     "TopicDescription": "models",
     "TopicRecreatedError": "errors",
+    "ErrorKind": "errors",
+    "IllegalStateError": "errors",
+    "TransactionAbortedError": "errors",
+    "TransactionInDoubtError": "errors",
+    "kind_of": "errors",
+    "ConsumerGroupMetadata": "models",
 }
 
 __all__ = [
@@ -131,10 +144,13 @@ __all__ = [
     "ConfigResource",
     "Connections",
     "Consumer",
+    "ConsumerGroupMetadata",
     "ConsumerRecord",
     "CorruptBatchError",
+    "ErrorKind",
     "FeatureDescription",
     "HangingTransaction",
+    "IllegalStateError",
     "LogDirDescription",
     "LogTruncationError",
     "MetadataCache",
@@ -157,8 +173,11 @@ __all__ = [
     "TopicPartition",
     "TopicPartitionReplica",
     "TopicRecreatedError",
+    "TransactionAbortedError",
     "TransactionDescription",
+    "TransactionInDoubtError",
     "TransactionListing",
+    "kind_of",
 ]
 
 

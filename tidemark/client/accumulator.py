@@ -19,6 +19,9 @@ Idempotence (KIP-98, KIP-360): each queue stamps its batches with producer id, e
 If a batch fails for good, or the leader reports a missing sequence, the sequences after it would
 leave a gap. Then this partition's epoch is bumped and its waiting batches are stamped again from 0.
 The epoch is kept per partition: the log compares epochs within a partition only.
+
+In a transaction there is one epoch for all partitions, of its coordinator (KIP-890). Each lost
+batch is reported to `lost`, and the whole transaction ends in an abort instead.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ from tidemark.client.batch import (
     NO_STAMP,
     RECORD_OVERHEAD_BYTES,
     Batch,
+    PartitionQueue,
     Stamp,
     State,
     header_bytes,
@@ -40,6 +44,7 @@ from tidemark.client.models import Header
 from tidemark.client.retry import RetryPolicy
 from tidemark.client.waiting_queues import ReadyQueues, Timers, is_ready
 from tidemark.errors import (
+    ConcurrentTransactionsError,
     DuplicateSequenceNumberError,
     MessageTooLargeError,
     OutOfOrderSequenceNumberError,
@@ -52,29 +57,9 @@ from tidemark.types import TopicPartition
 
 _MAX_EPOCH = 2**15 - 1
 _SEQUENCE_GAPS = (OutOfOrderSequenceNumberError, UnknownProducerIdError)
+_MARKERS_MS = 20  # the wait until the last transaction's markers are there: mostly short
 _AT_HEAD = (State.IN_FLIGHT, State.CUTTING)
 _TOO_LARGE = (MessageTooLargeError, RecordListTooLargeError)
-
-
-class PartitionQueue:
-    """The batches of one partition, oldest first; `open` is the last of them while it takes
-    records.
-    """
-
-    __slots__ = ("batches", "epoch", "next_sequence", "open", "producer_id", "topic_partition")
-
-    def __init__(self, topic_partition: TopicPartition) -> None:
-        self.topic_partition = topic_partition
-        self.batches: deque[Batch] = deque()
-        self.open: Batch | None = None
-        self.producer_id = -1
-        self.epoch = -1
-        self.next_sequence = 0
-
-    @property
-    def head(self) -> Batch | None:
-        """The oldest batch."""
-        return self.batches[0] if self.batches else None
 
 
 class Accumulator:
@@ -92,7 +77,11 @@ class Accumulator:
         idempotent: bool,
         rng: Random,
         max_record_size: float = inf,
+        lost: Callable[[BaseException], None] | None = None,
     ) -> None:
+        """`lost` is called with the error of each batch that fails; it makes batches those of
+        transactions."""
+        self._lost = lost
         self._batch_size = batch_size
         self._max_record_size = max_record_size
         self._linger_ms = linger_ms
@@ -219,7 +208,7 @@ class Accumulator:
         return [batch for queue in self._anonymous.values() for batch in queue.batches]
 
     def set_identity(self, producer_id: int, producer_epoch: int) -> None:
-        """Applies the answer of InitProducerId to queues without an id."""
+        """Applies the answer of InitProducerId to queues without an id; in transactions to all."""
         self._identity = (producer_id, producer_epoch)
         self._changed |= self._anonymous
 
@@ -243,7 +232,8 @@ class Accumulator:
         if not self._idempotent:
             batch.stamp = NO_STAMP
             return True
-        if queue.producer_id < 0:
+        is_outdated = self._lost and (queue.producer_id, queue.epoch) != self._identity
+        if queue.producer_id < 0 or is_outdated:
             if self._identity is None:
                 return False
             (queue.producer_id, queue.epoch), queue.next_sequence = self._identity, 0
@@ -363,7 +353,7 @@ class Accumulator:
             batch.move(State.CUTTING)  # KIP-126
             return False
         elapsed_ms = now_ms - batch.created_ms
-        if self._idempotent and isinstance(error, _SEQUENCE_GAPS):
+        if self._idempotent and not self._lost and isinstance(error, _SEQUENCE_GAPS):
             wait_ms: int | None = self._retry.backoff(batch.tries.count, self._rng)
             if elapsed_ms + (wait_ms or 0) >= self._retry.timeout_ms:
                 wait_ms = None
@@ -375,6 +365,8 @@ class Accumulator:
         if wait_ms is None:
             self.give_up(batch, error)
             return False
+        if isinstance(error, ConcurrentTransactionsError):
+            wait_ms = min(wait_ms, _MARKERS_MS)
         if batch.state is State.IN_FLIGHT:
             batch.move(State.READY)
         batch.tries.refusal = error
@@ -408,6 +400,8 @@ class Accumulator:
         for batch, error in lost:
             if not batch.done:
                 batch.error = error
+                if self._lost is not None:
+                    self._lost(error)
                 by_partition.setdefault(batch.topic_partition, []).append(batch)
         for partition, batches in by_partition.items():
             queue, first = self.queue(partition), batches[0]
@@ -416,6 +410,8 @@ class Accumulator:
             self._finish(batches)
             if not self._idempotent or first.stamp is None:
                 continue
+            if was_sent and self._lost is not None:
+                continue  # nothing more is sent in this epoch
             if was_sent:
                 self._restart_sequences(queue)
             else:

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, Protocol, SupportsIndex
 
-from tidemark.client.accumulator import Accumulator, PartitionQueue
-from tidemark.client.batch import RECORD_OVERHEAD_BYTES, Batch, header_bytes
+from tidemark.client.accumulator import Accumulator
+from tidemark.client.batch import RECORD_OVERHEAD_BYTES, Batch, PartitionQueue, header_bytes
 from tidemark.client.delivery import ArrowSend, Delivery
 from tidemark.client.errors import BufferExhaustedError, ClientClosedError
 from tidemark.client.models import Header
@@ -147,7 +147,16 @@ class Lane:
 class Admission:
     """Lanes of all topics. `waits_for_room` says whether sends that could go lack room only."""
 
-    def __init__(self, accumulator: Accumulator, view: View, limits: Limits, rng: Random) -> None:
+    def __init__(
+        self,
+        accumulator: Accumulator,
+        view: View,
+        limits: Limits,
+        rng: Random,
+        lost: Callable[[BaseException], None] = lambda _: None,
+    ) -> None:
+        """`lost` is called with the error of each record that fails here."""
+        self._lost = lost
         self._accumulator = accumulator
         self._view = view
         self._limits = limits
@@ -253,14 +262,16 @@ class Admission:
                 size = RECORD_OVERHEAD_BYTES + (len(value) if value is not None else 0)
                 partition = topic.partitioner.for_null_key(size)
         elif not 0 <= partition < len(topic.queues):
-            delivery.fail(_no_partition(partition, topic))
+            self._lost(error := _no_partition(partition, topic))
+            delivery.fail(error)
             return None
         queue = topic.queues[partition]
         before = queue.open
         try:
             batch = self._accumulator.append(queue, key, value, timestamp_ms, headers, now_ms)
-        except MessageTooLargeError as error:
-            delivery.fail(error)
+        except MessageTooLargeError as too_large:
+            self._lost(too_large)
+            delivery.fail(too_large)
             return None
         delivery.resolve_to(batch, batch.count - 1, timestamp_ms)
         return None if batch is before else batch
@@ -381,6 +392,7 @@ class Admission:
                 parked.timestamp_ms, parked.headers, parked.since_ms,
             )  # fmt: skip
         except Exception as error:  # any error concerns this record alone
+            self._lost(error)
             parked.fail(error)
 
     def _expire(self, lane: Lane, now_ms: float) -> None:
@@ -417,6 +429,7 @@ class Admission:
     def split_failed(self, table: ParkedTable, error: BaseException) -> None:
         """Fails the send of a table that can not be split, with the tables it has left."""
         if self._release(table):
+            self._lost(error)
             table.fail(error)
 
     def _release(self, table: ParkedTable) -> bool:
@@ -431,6 +444,7 @@ class Admission:
     def _fail(self, parked: Parked, error: BaseException) -> None:
         if isinstance(parked, ParkedRecord):
             self.parked_bytes -= parked.size_bytes
+        self._lost(error)
         parked.fail(error)
 
     def _drop_if_empty(self, lanes: dict[str, Lane], lane: Lane) -> None:

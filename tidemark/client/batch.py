@@ -8,6 +8,7 @@ once. Waiting for a record is waiting for its batch; an acknowledgement does no 
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable
 from enum import IntEnum
 from typing import Any, NamedTuple
@@ -179,3 +180,24 @@ class Batch:
                 callback()
             except Exception as error:  # such as a waiter whose event loop is closed
                 logger.error("%s: a waiter can not be told: %r", self.topic_partition, error)
+
+
+class PartitionQueue:
+    """The batches of one partition, oldest first; `open` is the last of them while it takes
+    records.
+    """
+
+    __slots__ = ("batches", "epoch", "next_sequence", "open", "producer_id", "topic_partition")
+
+    def __init__(self, topic_partition: TopicPartition) -> None:
+        self.topic_partition = topic_partition
+        self.batches: deque[Batch] = deque()
+        self.open: Batch | None = None
+        self.producer_id = -1
+        self.epoch = -1
+        self.next_sequence = 0
+
+    @property
+    def head(self) -> Batch | None:
+        """The oldest batch."""
+        return self.batches[0] if self.batches else None

@@ -34,8 +34,13 @@ from tidemark.client.errors import ClientClosedError
 from tidemark.client.groups.core import MemberSettings
 from tidemark.client.groups.iterating import RecordIterator
 from tidemark.client.groups.member import GroupMember, RebalanceListener
+from tidemark.client.groups.requests import checked_partition, offsets_of
 from tidemark.client.metadata import MetadataCache
-from tidemark.client.models import OffsetAndMetadata, OffsetAndTimestamp
+from tidemark.client.models import (
+    ConsumerGroupMetadata,
+    OffsetAndMetadata,
+    OffsetAndTimestamp,
+)
 from tidemark.client.offsets import OffsetLookup
 from tidemark.client.records import RawBatches, Records
 from tidemark.client.retry import RetryPolicy
@@ -48,7 +53,55 @@ _ISOLATION_LEVELS = {"read_uncommitted": 0, "read_committed": 1}
 _RESETS = ("latest", "earliest", "none")
 
 
-class AsyncConsumer(AsyncCloses):
+class _LookUps:
+    """Questions about partitions that need no assignment."""
+
+    _connections: Connections
+    _metadata: MetadataCache
+    _lookup: OffsetLookup
+
+    async def beginning_offsets(
+        self, partitions: Sequence[TopicPartition]
+    ) -> dict[TopicPartition, int]:
+        """The log start offset of each partition, over both tiers."""
+        return await self._offsets(partitions, OffsetSpec.EARLIEST)
+
+    async def end_offsets(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        """The high watermark of each partition; with read_committed the last stable offset."""
+        return await self._offsets(partitions, OffsetSpec.LATEST)
+
+    async def _offsets(
+        self, partitions: Sequence[TopicPartition], where: int
+    ) -> dict[TopicPartition, int]:
+        asked = {checked_partition(partition): where for partition in partitions}
+        found = await self._lookup.list_offsets(asked)
+        return {p: 0 if answer is None else answer.offset for p, answer in found.items()}
+
+    async def offsets_for_times(
+        self, timestamps: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+        """The first record at or after each timestamp (ms), or None where there is none.
+
+        Raises ValueError for a negative timestamp.
+        """
+        for partition, timestamp in timestamps.items():
+            if timestamp < 0:
+                raise ValueError(f"{partition}: a timestamp is not negative: {timestamp}")
+        return await self._lookup.list_offsets(
+            {checked_partition(partition): timestamp for partition, timestamp in timestamps.items()}
+        )
+
+    async def partitions_for(self, topic: str) -> list[TopicPartition]:
+        """The partitions of a topic, by number.
+
+        Raises UnknownTopicOrPartitionError after the default timeout.
+        """
+        self._connections.check_fork()
+        found = await self._metadata.topic(topic)
+        return [TopicPartition(topic, number) for number in sorted(found.partitions)]
+
+
+class AsyncConsumer(_LookUps, AsyncCloses):
     """Reads partitions; made and used on one running event loop.
 
     Names and meanings of the settings are Kafka's. `auto_offset_reset` decides where to begin
@@ -175,14 +228,16 @@ class AsyncConsumer(AsyncCloses):
         """
         if self._member is not None and self._member.is_subscribed:
             raise ValueError("the group assigns the partitions: unsubscribe first")
-        new = [p for p in map(_checked, partitions) if p not in self._assignment.partitions]
+        new = [
+            p for p in map(checked_partition, partitions) if p not in self._assignment.partitions
+        ]
         self._assign(partitions)
         if self._member is not None:
             self._member.placing(new)
 
     def _assign(self, partitions: Sequence[TopicPartition]) -> None:
         self.reader.raise_if_closed()
-        wanted = [_checked(partition) for partition in partitions]
+        wanted = [checked_partition(partition) for partition in partitions]
         before = {partition.topic for partition in self._assignment.partitions}
         self._fetcher.core.assign(wanted, self._fetcher.now_ms())
         topics = dict.fromkeys(partition.topic for partition in wanted)
@@ -355,20 +410,28 @@ class AsyncConsumer(AsyncCloses):
         if offsets is None:
             await member.commit(member.positions(), timeout_ms)
             return
-        wanted = {
-            _checked(partition): (OffsetAndMetadata(offset) if isinstance(offset, int) else offset)
-            for partition, offset in offsets.items()
-        }
-        for partition, committed in wanted.items():
-            if not 0 <= committed.offset < 1 << 63:
-                raise ValueError(f"{partition}: an offset is not negative: {committed.offset}")
-        await member.commit(wanted, timeout_ms)
+        await member.commit(offsets_of(offsets), timeout_ms)
 
     async def committed(
         self, partitions: Sequence[TopicPartition]
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
         """The group's offset of each partition; None where there is none."""
-        return await self._with_group().committed([_checked(each) for each in partitions])
+        return await self._with_group().committed([checked_partition(each) for each in partitions])
+
+    def positions(self) -> dict[TopicPartition, OffsetAndMetadata]:
+        """The offsets that `commit` stores by default, for `send_offsets_to_transaction`.
+
+        Raises ValueError without a group_id.
+        """
+        return self._with_group().positions()
+
+    def group_metadata(self) -> ConsumerGroupMetadata:
+        """This consumer as a member of its group, for `send_offsets_to_transaction`.
+
+        The epoch changes with each assignment: call it after the poll. Raises ValueError without a
+        group_id.
+        """
+        return self._with_group().metadata()
 
     # Reading.
     #
@@ -431,48 +494,6 @@ class AsyncConsumer(AsyncCloses):
             for batch in found.values():
                 yield batch
 
-    # Look-ups.
-
-    async def beginning_offsets(
-        self, partitions: Sequence[TopicPartition]
-    ) -> dict[TopicPartition, int]:
-        """The log start offset of each partition, over both tiers."""
-        return await self._offsets(partitions, OffsetSpec.EARLIEST)
-
-    async def end_offsets(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-        """The high watermark of each partition; with read_committed the last stable offset."""
-        return await self._offsets(partitions, OffsetSpec.LATEST)
-
-    async def _offsets(
-        self, partitions: Sequence[TopicPartition], where: int
-    ) -> dict[TopicPartition, int]:
-        asked = {_checked(partition): where for partition in partitions}
-        found = await self._lookup.list_offsets(asked)
-        return {p: 0 if answer is None else answer.offset for p, answer in found.items()}
-
-    async def offsets_for_times(
-        self, timestamps: Mapping[TopicPartition, int]
-    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        """The first record at or after each timestamp (ms), or None where there is none.
-
-        Raises ValueError for a negative timestamp.
-        """
-        for partition, timestamp in timestamps.items():
-            if timestamp < 0:
-                raise ValueError(f"{partition}: a timestamp is not negative: {timestamp}")
-        return await self._lookup.list_offsets(
-            {_checked(partition): timestamp for partition, timestamp in timestamps.items()}
-        )
-
-    async def partitions_for(self, topic: str) -> list[TopicPartition]:
-        """The partitions of a topic, by number.
-
-        Raises UnknownTopicOrPartitionError after the default timeout.
-        """
-        self._connections.check_fork()
-        found = await self._metadata.topic(topic)
-        return [TopicPartition(topic, number) for number in sorted(found.partitions)]
-
 
 def _level_of(isolation_level: str, auto_offset_reset: str) -> int:
     """The number of an isolation level. Raises ConfigError if one of both is wrong."""
@@ -483,17 +504,3 @@ def _level_of(isolation_level: str, auto_offset_reset: str) -> int:
             f"isolation.level={isolation_level!r} is none of {tuple(_ISOLATION_LEVELS)}"
         )
     return _ISOLATION_LEVELS[isolation_level]
-
-
-def _checked(partition: TopicPartition | tuple[str, int]) -> TopicPartition:
-    """Raises ValueError for what no request can name: it would fail for all that it asks."""
-    topic, number = partition
-    if not isinstance(topic, str) or not isinstance(number, int) or not 0 <= number < 1 << 31:
-        raise ValueError(f"{partition!r} is no partition: (topic, number) is")
-    try:
-        is_named = bool(topic.encode())
-    except UnicodeEncodeError:
-        is_named = False
-    if not is_named:
-        raise ValueError(f"{partition!r} is no partition: its topic has no name")
-    return TopicPartition(topic, number)

@@ -29,6 +29,8 @@ from tidemark.wire.rpcs import rpcs_of
 R = TypeVar("R", bound=Message)
 Codes = Callable[[R], Iterable[tuple[int, str]]]
 
+# A node that hangs must not hold up the search: another one is asked after this time.
+_FIND_TIMEOUT_MS = 5_000
 _MOVED = (CoordinatorNotAvailableError, NotCoordinatorError, NetworkError, RequestTimedOutError)
 _PATHS = {
     rpc.request: rpc.path
@@ -135,7 +137,12 @@ class CoordinatorCalls:
             )
             node = self._metadata.candidates()[0]
             answer = await call_at(
-                self._connections, node, request, pb.FindCoordinatorResponse, lambda _: ()
+                self._connections,
+                node,
+                request,
+                pb.FindCoordinatorResponse,
+                lambda _: (),
+                min(_FIND_TIMEOUT_MS, self._connections.request_timeout_ms),
             )
             for found in answer.coordinators:
                 raise_for(found.error_code, found.error_message)

@@ -52,9 +52,10 @@ class EncodeJob(NamedTuple):
     headers: dict[int, tuple[Header, ...]]
     source: Columns | None
     stamp: Stamp
+    transactional: bool = False
 
     @classmethod
-    def of(cls, batch: Batch) -> EncodeJob:
+    def of(cls, batch: Batch, *, transactional: bool = False) -> EncodeJob:
         assert batch.stamp is not None
         return cls(
             batch,
@@ -64,6 +65,7 @@ class EncodeJob(NamedTuple):
             batch.headers,
             batch.source,
             batch.stamp,
+            transactional,
         )
 
 
@@ -86,10 +88,12 @@ def encode(job: EncodeJob, compression: str) -> bytes:
             pa.array(job.timestamps, pa.int64()),
             headers,
         )
-    return encode_columns(columns, compression, job.stamp)
+    return encode_columns(columns, compression, job.stamp, transactional=job.transactional)
 
 
-def encode_columns(columns: Columns, compression: str, stamp: Stamp) -> bytes:
+def encode_columns(
+    columns: Columns, compression: str, stamp: Stamp, *, transactional: bool
+) -> bytes:
     payload: bytes = records.encode_arrow(
         columns.key,
         columns.value,
@@ -99,6 +103,7 @@ def encode_columns(columns: Columns, compression: str, stamp: Stamp) -> bytes:
         producer_id=stamp.producer_id,
         producer_epoch=stamp.producer_epoch,
         base_sequence=stamp.base_sequence,
+        transactional=transactional,
     )
     return payload
 
@@ -114,6 +119,7 @@ def halve(payload: bytes, stamp: Stamp, compression: str) -> list[tuple[bytes, i
     ...].
     """
     table = records.decode_arrow(payload)
+    transactional = read_header(payload).is_transactional
     middle = table.num_rows // 2
     parts = []
     for start, count in ((0, middle), (middle, table.num_rows - middle)):
@@ -124,7 +130,8 @@ def halve(payload: bytes, stamp: Stamp, compression: str) -> list[tuple[bytes, i
             piece.column("timestamp"),
             piece.column("headers") if piece.column("headers").null_count < count else None,
         )
-        parts.append((encode_columns(columns, compression, stamp), count, stamp))
+        part = encode_columns(columns, compression, stamp, transactional=transactional)
+        parts.append((part, count, stamp))
     return parts
 
 

@@ -1,12 +1,25 @@
-"""Errors that only a client raises; those of a server's answers are in `tidemark.errors`."""
+"""Errors that only a client raises; those of a server's answers are in `tidemark.errors`.
+
+`kind_of` sorts all of them by what a transactional producer's caller has to do (KIP-1050).
+"""
 
 from __future__ import annotations
 
+from enum import Enum
+
 from tidemark.errors import (
+    ClusterAuthorizationFailedError,
+    ConfigError,
     CorruptMessageError,
     InconsistentTopicIdError,
+    InvalidProducerEpochError,
+    InvalidProducerIdMappingError,
+    InvalidTransactionTimeoutError,
     OffsetOutOfRangeError,
+    ProducerFencedError,
+    RequestTimedOutError,
     TidemarkError,
+    UnsupportedVersionError,
 )
 from tidemark.types import TopicPartition
 
@@ -27,6 +40,54 @@ class ClientForkedError(ClientClosedError):
 
 class CommitFailedError(TidemarkError):
     """Offsets were not committed: the consumer is not the group's member any more."""
+
+
+class IllegalStateError(TidemarkError):
+    """The call does not fit the state of the client, such as a send outside of a transaction."""
+
+
+class TransactionAbortedError(TidemarkError):
+    """The record was not acknowledged when its transaction was aborted, or had to be."""
+
+
+class TransactionInDoubtError(RequestTimedOutError):
+    """A commit was sent, and its answer did not come: call commit_transaction() again.
+
+    The transaction is committed or not, and nothing but the coordinator knows it.
+    """
+
+    retriable = False
+
+
+class ErrorKind(Enum):
+    """Kinds of errors of a transactional producer, by the next step of its caller (KIP-1050)."""
+
+    RETRIABLE = "The client repeats it; it is raised when the time is up. The same call may succeed"
+    ABORTABLE = "abort_transaction(), then begin again with the same producer"
+    RECOVERABLE = "The producer is fenced: close it, and make another one if no other took over"
+    CONFIGURATION = "No repetition helps: change the settings, or the cluster"
+
+
+_RECOVERABLE = (ProducerFencedError, InvalidProducerEpochError, InvalidProducerIdMappingError)
+_CONFIGURATION = (
+    ClusterAuthorizationFailedError,
+    ConfigError,
+    InvalidTransactionTimeoutError,
+    UnsupportedVersionError,
+)
+
+
+def kind_of(error: BaseException) -> ErrorKind:
+    """The kind of an error of a transactional producer. An unforeseen one is ABORTABLE."""
+    if isinstance(error, _RECOVERABLE):
+        return ErrorKind.RECOVERABLE
+    if isinstance(error, _CONFIGURATION):
+        return ErrorKind.CONFIGURATION
+    if isinstance(error, TidemarkError) and (
+        error.retriable or isinstance(error, TransactionInDoubtError)
+    ):
+        return ErrorKind.RETRIABLE
+    return ErrorKind.ABORTABLE
 
 
 class NoOffsetForPartitionError(TidemarkError):

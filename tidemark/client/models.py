@@ -61,6 +61,16 @@ class OffsetAndMetadata(NamedTuple):
     metadata: str = ""
 
 
+class ConsumerGroupMetadata(NamedTuple):
+    """A consumer as a member of its group, at one time (KIP-447). Without a `member_id`, offsets
+    are those of a group without members."""
+
+    group_id: str
+    member_id: str = ""
+    member_epoch: int = -1
+    group_instance_id: str | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class GroupListing:
     """A group with its state and type: consumer, or classic for one that only commits offsets."""

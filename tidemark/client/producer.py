@@ -3,7 +3,8 @@
 `send` is a plain call that puts a record into a batch and returns an awaitable. A program can send
 thousands without a context switch. `send_arrow` takes whole Arrow tables and touches no record in
 Python. With the default idempotence, every acknowledged record is in the log exactly once, in
-order. RULES.md I17 and I18 state the promises.
+order. RULES.md I17 and I18 state the promises. With a transactional id, records of several
+partitions and offsets of a group are committed together (KIP-98).
 
 Decisions are made by `producer_core.ProducerCore`, which is pure; `sender.Sender` is its edge.
 """
@@ -13,23 +14,31 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from random import Random
 from typing import Any
 
 from tidemark.client import forks
 from tidemark.client.admission import Limits, ParkedRecord, check_record
+from tidemark.client.batch import Batch
 from tidemark.client.closing import AsyncCloses
 from tidemark.client.connections import Connections, parse_bootstrap_servers
+from tidemark.client.coordinators import CoordinatorCalls
 from tidemark.client.delivery import ArrowDelivery, ArrowSend, Delivery
-from tidemark.client.errors import ClientClosedError
+from tidemark.client.errors import ClientClosedError, IllegalStateError
+from tidemark.client.groups.requests import offsets_of
 from tidemark.client.metadata import MetadataCache
-from tidemark.client.models import Header
+from tidemark.client.models import ConsumerGroupMetadata, Header, OffsetAndMetadata
 from tidemark.client.producer_core import ProducerCore
 from tidemark.client.retry import RetryPolicy
 from tidemark.client.sender import Sender
+from tidemark.client.transactions.core import TransactionCore
+from tidemark.client.transactions.producing import ProducerTransactions
 from tidemark.errors import ConfigError
 from tidemark.surroundings import make_rng, surroundings
 from tidemark.types import TopicPartition
+from tidemark.v1 import group_pb2
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +59,10 @@ class AsyncProducer(AsyncCloses):
     retries included. It is at least `linger_ms` + `request_timeout_ms`; None means 120,000, or that
     sum if it is larger. Quotas of the cluster may be set for `client_id`. Raises ConfigError for
     settings that contradict each other.
+
+    With a `transactional_id` it sends in transactions only, and fences earlier producers that have
+    the same one. A transaction that is open for longer than `transaction_timeout_ms` is aborted by
+    its coordinator. `tidemark.client.errors.kind_of` says what an error asks of the caller.
 
     - Every record handed over is given out, failed, or still owned.
     - Every delivery has an outcome, within delivery.timeout.ms or close(timeout).
@@ -79,22 +92,21 @@ class AsyncProducer(AsyncCloses):
         retry_backoff_max_ms: int = 1_000,
         metadata_max_age_ms: int = 300_000,
         client_id: str = "",
+        transactional_id: str | None = None,
+        transaction_timeout_ms: int = 60_000,
         random_seed: int | None = None,
         connect: Callable[..., Connections] = Connections,
     ) -> None:
         _check_settings(acks, enable_idempotence, compression_type)
-        max_in_flight = max_in_flight_requests_per_connection
-        _check_limits(batch_size, max_request_size, buffer_memory, max_block_ms, max_in_flight)
+        transaction = _transaction_of(
+            transactional_id, transaction_timeout_ms, acks, enable_idempotence, self._let_in
+        )
         self._wall_ms = surroundings().wall_ms
         self._loop_time = asyncio.get_running_loop().time
         self._linger_ms = linger_ms
-        self._limits = Limits(
-            batch_size=batch_size,
-            max_request_size=max_request_size,
-            buffer_memory=buffer_memory,
-            max_block_ms=max_block_ms,
-            max_in_flight=max_in_flight,
-            acks=_ACKS[acks],
+        max_in_flight = max_in_flight_requests_per_connection
+        self._limits = _checked_limits(
+            batch_size, max_request_size, buffer_memory, max_block_ms, max_in_flight, _ACKS[acks]
         )
         delivery_ms = _delivery_timeout_ms(delivery_timeout_ms, linger_ms, request_timeout_ms)
         rng = make_rng(random_seed)
@@ -118,21 +130,37 @@ class AsyncProducer(AsyncCloses):
             idempotent=_ACKS[acks] == -1 if enable_idempotence is None else enable_idempotence,
             request_timeout_ms=request_timeout_ms,
             rng=rng,
+            transaction=transaction,
         )
         forks.watch(self)
-        self._admit = self._core.admission.send  # a record's way is short: it is taken most often
-        self._sender = Sender(
-            self._core,
-            self._connections,
-            self._metadata,
-            acks=_ACKS[acks],
-            compression_type=compression_type,
-            batch_size=batch_size,
-        )
+        # A record's way is short: it is taken most often.
+        self._admit: Callable[..., Batch | ParkedRecord | None] = self._core.admission.send
+        connected = (self._core, self._connections, self._metadata, self._limits)
+        self._sender = Sender(*connected, compression_type, transactional_id or "")
+        self.transactions = self._with_calls(transaction, retry, rng)
+
+    def _with_calls(
+        self, transaction: TransactionCore | None, retry: RetryPolicy, rng: Random
+    ) -> ProducerTransactions | None:
+        def calls(key: str, key_type: group_pb2.CoordinatorType.ValueType) -> CoordinatorCalls:
+            return CoordinatorCalls(key, key_type, self._connections, self._metadata, retry, rng)
+
+        if transaction is None:
+            return None
+        self._let_in(False)
+        return ProducerTransactions(transaction, self._sender, calls, self.max_block_ms)
 
     def forked(self) -> None:
         """Makes each send raise ClientForkedError; for `forks`."""
         self._admit = forks.refuse
+
+    def _let_in(self, is_open: bool) -> None:
+        """Begins or ends to take records, so that no send looks at the transaction's state."""
+        self._admit = self._core.admission.send if is_open else self._refuse
+        self._sender.schedule()
+
+    def _refuse(self, *_: Any) -> None:
+        self.required_transactions().core.refuse()
 
     # Sending.
 
@@ -154,8 +182,10 @@ class AsyncProducer(AsyncCloses):
         ...), RequestTimedOutError after delivery.timeout.ms, or UnknownTopicOrPartitionError or
         BufferExhaustedError after max.block.ms.
 
-        Raises ClientClosedError, and TypeError for a key or value that is not bytes. Raises
-        BufferExhaustedError if twice buffer.memory is taken: `await drain()` from time to time.
+        Raises ClientClosedError, and TypeError for a key or value that is not bytes. A producer
+        with a transactional id raises IllegalStateError outside of a transaction, and
+        TransactionAbortableError after a failed delivery. Raises BufferExhaustedError if twice
+        buffer.memory is taken: `await drain()` from time to time.
         """
         delivery = Delivery()
         self.enqueue(delivery, topic, value, key, partition, timestamp_ms, headers)
@@ -215,6 +245,8 @@ class AsyncProducer(AsyncCloses):
             raise TypeError(f"data is a RecordBatch or Table, not {type(data).__name__}")
         tables = _batches_of(data) if hasattr(data, "to_batches") else [data]
         self._connections.check_fork()
+        if self.transactions is not None:
+            self.transactions.core.check_send()
         send = ArrowSend(len(tables))
         self._core.send_tables(send, topic, tables, partition, self._sender.now_ms())
         self._sender.schedule()
@@ -232,9 +264,84 @@ class AsyncProducer(AsyncCloses):
         self._connections.check_fork()
         await self._sender.until(lambda: self._core.has_room)
 
+    # Transactions.
+
+    async def init_transactions(self, timeout_ms: float | None = None) -> None:
+        """Fences earlier producers of the transactional id, whose open transaction is aborted, and
+        makes this one ready. Does nothing if it is.
+
+        `timeout_ms` is max.block.ms by default. Raises InvalidTransactionTimeoutError, and after
+        the timeout the last retriable error; it may be called again then.
+        """
+        self._connections.check_fork()
+        await self.required_transactions().init(timeout_ms)
+
+    def begin_transaction(self) -> None:
+        """Opens a transaction, to which all sends belong until it is committed or aborted.
+
+        Raises IllegalStateError if there is one, or before `init_transactions`.
+        """
+        self._connections.check_fork()
+        self.required_transactions().begin()
+
+    async def commit_transaction(self, timeout_ms: float | None = None) -> None:
+        """Flushes, and commits the transaction.
+
+        `timeout_ms`, max.block.ms by default, limits the wait for the coordinator. Raises:
+
+        - TransactionAbortableError if a record or offsets were lost: abort the transaction
+        - TransactionInDoubtError if no answer came: only this may be called again, and `close`
+          does it once
+        - ProducerFencedError and others that `kind_of` calls RECOVERABLE: every later call does
+
+        Cancelled while it flushes, it leaves the transaction open; later, in doubt.
+        """
+        self._connections.check_fork()
+        await self.required_transactions().commit(timeout_ms)
+
+    async def abort_transaction(self, timeout_ms: float | None = None) -> None:
+        """Drops records that are not acknowledged, and aborts the transaction.
+
+        Their deliveries fail with TransactionAbortedError. After an error or a cancellation only
+        this may be called again. Otherwise as `commit_transaction`.
+        """
+        self._connections.check_fork()
+        await self.required_transactions().abort(timeout_ms)
+
+    async def send_offsets_to_transaction(
+        self,
+        offsets: Mapping[TopicPartition, int | OffsetAndMetadata],
+        group: ConsumerGroupMetadata,
+        timeout_ms: float | None = None,
+    ) -> None:
+        """Commits offsets of a group with the transaction (KIP-447), such as
+        `consumer.positions()` and `consumer.group_metadata()`.
+
+        Raises CommitFailedError if the consumer is not the group's member any more, and ValueError
+        for a negative offset. After any failure of the call the transaction has to be aborted.
+        """
+        self._connections.check_fork()
+        await self.required_transactions().send_offsets(offsets_of(offsets), group, timeout_ms)
+
+    def transaction(self) -> AbstractAsyncContextManager[None]:
+        """`async with producer.transaction():` begins a transaction and commits it at the end.
+
+        The first one calls `init_transactions`. An error in the block, a failed delivery and a
+        cancellation abort it, and are raised. A commit whose answer did not come is not aborted:
+        TransactionInDoubtError is raised, see `commit_transaction`.
+        """
+        self._connections.check_fork()
+        return self.required_transactions().scope()
+
+    def required_transactions(self) -> ProducerTransactions:
+        """The producer's transactions. Raises IllegalStateError without a transactional id."""
+        if self.transactions is None:
+            raise IllegalStateError("this producer has no transactions: give it a transactional_id")
+        return self.transactions
+
     async def close(self, timeout_ms: float | None = None) -> None:
         """Flushes for at most `timeout_ms` (None: until every delivery has an outcome), then
-        closes.
+        closes. An open transaction is aborted, within the same time.
 
         Deliveries without an outcome then fail with ClientClosedError, also if the call is
         cancelled. Idempotent; a later call with a shorter time shortens the first one.
@@ -243,6 +350,8 @@ class AsyncProducer(AsyncCloses):
         self._core.close()
         try:
             async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
+                if self.transactions is not None:
+                    await self.transactions.close()
                 await self._sender.flush()
         except TimeoutError:
             pass
@@ -291,18 +400,38 @@ def _check_settings(acks: str | int, idempotence: bool | None, compression_type:
         raise ConfigError("enable.idempotence needs acks=all")
 
 
-def _check_limits(
+def _transaction_of(
+    transactional_id: str | None,
+    timeout_ms: int,
+    acks: str | int,
+    idempotence: bool | None,
+    on_open: Callable[[bool], None],
+) -> TransactionCore | None:
+    if not 0 < timeout_ms <= _LONGEST_MS:
+        raise ConfigError(f"transaction.timeout.ms={timeout_ms} is not in 1..2**31-1")
+    if transactional_id is None:
+        return None
+    if not isinstance(transactional_id, str) or not transactional_id:
+        raise ConfigError(f"transactional.id={transactional_id!r}: it is a text, and not empty")
+    if _ACKS[acks] != -1 or idempotence is False:
+        raise ConfigError("transactional.id needs acks=all and enable.idempotence=true")
+    return TransactionCore(transactional_id, timeout_ms, on_open)
+
+
+def _checked_limits(
     batch_size: int,
     max_request_size: int,
     buffer_memory: int,
     max_block_ms: float,
     max_in_flight: int,
-) -> None:
+    acks: int,
+) -> Limits:
     _check_times(max_block_ms=max_block_ms)
     if min(batch_size, max_request_size, buffer_memory) < 1:
         raise ConfigError("batch.size, max.request.size and buffer.memory are above zero")
     if max_in_flight < 1:
         raise ConfigError("max.in.flight.requests.per.connection is above zero")
+    return Limits(batch_size, max_request_size, buffer_memory, max_block_ms, max_in_flight, acks)
 
 
 def _check_times(**settings: float) -> None:

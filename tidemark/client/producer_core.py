@@ -24,12 +24,17 @@ from tidemark.client.batch import Batch, Stamp, State
 from tidemark.client.delivery import ArrowSend
 from tidemark.client.retry import RetryPolicy, is_retriable
 from tidemark.client.throttled import ThrottledNodes
+from tidemark.client.transactions.core import TransactionCore
 from tidemark.errors import (
     ApiError,
     ClusterAuthorizationFailedError,
+    ConcurrentTransactionsError,
+    CoordinatorLoadInProgressError,
+    CoordinatorNotAvailableError,
     ErrorCode,
     InvalidRequestError,
     NetworkError,
+    NotCoordinatorError,
     TidemarkError,
     UnknownServerError,
     UnsupportedVersionError,
@@ -40,6 +45,13 @@ from tidemark.types import TopicPartition
 # Errors of InitProducerId that every node would answer. All others are a matter of that node, such
 # as a broker that has not registered with the controller yet.
 _NO_PRODUCER_ID = (ClusterAuthorizationFailedError, InvalidRequestError, UnsupportedVersionError)
+# Errors of a transaction's coordinator: the leader of the partition is the right one.
+_OF_COORDINATOR = (
+    ConcurrentTransactionsError,
+    CoordinatorLoadInProgressError,
+    CoordinatorNotAvailableError,
+    NotCoordinatorError,
+)
 _NAMES = {code.value: code.name for code in ErrorCode}
 
 
@@ -124,11 +136,14 @@ class ProducerCore:
         idempotent: bool,
         request_timeout_ms: float,
         rng: Random,
+        transaction: TransactionCore | None = None,
     ) -> None:
         # Parked records have their outcome within delivery.timeout.ms, too.
         limits = replace(limits, max_block_ms=min(limits.max_block_ms, retry.timeout_ms))
         self._view = view
         self._limits = limits
+        self._transaction = transaction
+        lost = None if transaction is None else transaction.failed
         self._retry = retry
         self._request_timeout_ms = request_timeout_ms
         self.accumulator = Accumulator(
@@ -138,8 +153,9 @@ class ProducerCore:
             idempotent=idempotent,
             rng=rng,
             max_record_size=limits.max_request_size,
+            lost=lost,
         )
-        self.admission = Admission(self.accumulator, view, limits, rng)
+        self.admission = Admission(self.accumulator, view, limits, rng, lost or (lambda _: None))
         self._requests: dict[ProduceCall, None] = {}
         self._in_flight: dict[int, int] = {}  # requests per node
         self.throttled = ThrottledNodes()
@@ -166,9 +182,14 @@ class ProducerCore:
     # A step.
 
     def prepare(self, now_ms: float, *, flush: bool = False) -> Admitted:
-        """Expires, admits, and closes batches; with `flush` without linger."""
+        """Expires, admits, and closes batches; with `flush` without linger.
+
+        Fails all records of a transaction that can not be committed.
+        """
         expired = self.accumulator.expire(now_ms)
         split = self.admission.admit(now_ms)
+        if self._transaction is not None and (doom := self._transaction.doom) is not None:
+            self.abort(doom)
         everything = flush or self.admission.waits_for_room  # nothing else would make room
         self.accumulator.close_due(now_ms, everything=everything)
         return Admitted(self.accumulator.take_encodable(), split, expired)
@@ -191,6 +212,8 @@ class ProducerCore:
             self._requests[request] = None
             self._in_flight[leader] = self._in_flight.get(leader, 0) + 1
             effects.requests.append(request)
+        if drained and self._transaction is not None:
+            self._transaction.wrote()
         effects.cut, self._to_cut = self._to_cut, []
         effects.identify = self.accumulator.needs_identity and self._identity.begins(now_ms)
         wanted = self.admission.wanted_topics()
@@ -312,7 +335,7 @@ class ProducerCore:
             self.accumulator.succeeded(batch, -1)
             return
         self.accumulator.failed(batch, error, now_ms, at_once=hinted)
-        if is_retriable(error) and not hinted:
+        if is_retriable(error) and not hinted and not isinstance(error, _OF_COORDINATOR):
             self._is_stale = True
         if batch.state is State.CUTTING:
             self._to_cut.append(batch)

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from tidemark import wire
-from tidemark.client.admission import ParkedTable
+from tidemark.client.admission import Limits, ParkedTable
 from tidemark.client.batch import Batch, Stamp
 from tidemark.client.connections import Connections
 from tidemark.client.delivery import until_notified
@@ -45,17 +45,17 @@ class Sender:
         core: ProducerCore,
         connections: Connections,
         metadata: MetadataCache,
-        *,
-        acks: int,
+        limits: Limits,
         compression_type: str,
-        batch_size: int,
+        transactional_id: str,
     ) -> None:
         self._core = core
         self._connections = connections
         self._metadata = metadata
-        self._acks = acks
+        self._acks = limits.acks
         self._compression_type = compression_type
-        self._batch_size = batch_size
+        self._batch_size = limits.batch_size
+        self._transactional_id = transactional_id
         self._loop = asyncio.get_running_loop()
         self._pool = ThreadPoolExecutor(_ENCODE_THREADS, "tidemark-encode")
         self._tasks: dict[asyncio.Task[None], None] = {}
@@ -95,6 +95,16 @@ class Sender:
                     await until_notified(open_leaves[0])
         finally:
             self._flushing -= 1
+
+    def drop(self, error: BaseException) -> None:
+        """Fails all records without an outcome; goes on with those that come."""
+        self._core.abort(error)
+        self.schedule()
+
+    def begin_epoch(self, producer_id: int, producer_epoch: int) -> None:
+        """Numbers batches from 0 with the identity of the next transaction."""
+        self._core.accumulator.set_identity(producer_id, producer_epoch)
+        self.schedule()
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Returns when the condition holds after a step of the pump, or when this is closed."""
@@ -203,7 +213,7 @@ class Sender:
         try:
             from tidemark.client.encoding import EncodeJob, encode
 
-            job = EncodeJob.of(batch)
+            job = EncodeJob.of(batch, transactional=bool(self._transactional_id))
             if batch.size_bytes > _INLINE_BYTES or not kernels_loaded():
                 encoding = self._loop.run_in_executor(
                     self._pool, encode, job, self._compression_type
@@ -286,6 +296,7 @@ class Sender:
     def _payload_of(self, request: ProduceCall) -> bytes:
         return wire.encode_produce_request(
             wire.ProduceRequest(
+                transactional_id=self._transactional_id,
                 acks=self._acks,
                 timeout_ms=max(1, int(request.timeout_ms)),
                 partition_data=[

@@ -1,34 +1,37 @@
 """The blocking classes: Producer, Consumer and Admin over their asyncio cores.
 
-All of them share one background event loop in one daemon thread. gRPC's asyncio driver wakes every
-loop of a process for each event, so one loop serves ten clients better than ten loops would. The
-classes may be called from any thread but the loop's own.
+All of them share one background event loop in one daemon thread (`loop_thread`). They may be called
+from any thread but the loop's own.
 """
 
 from __future__ import annotations
 
 import asyncio
-import atexit
-import concurrent.futures
 import functools
-import os
 import threading
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from tidemark.client.admin import AsyncAdmin
 from tidemark.client.admission import check_record
 from tidemark.client.batch import RECORD_OVERHEAD_BYTES, header_bytes
-from tidemark.client.closing import Closes
 from tidemark.client.consumer import AsyncConsumer
 from tidemark.client.consuming.reading import Handed
 from tidemark.client.delivery import ArrowDelivery, Delivery
-from tidemark.client.errors import BufferExhaustedError, ClientClosedError, ClientForkedError
+from tidemark.client.errors import (
+    BufferExhaustedError,
+    ClientClosedError,
+    TransactionAbortedError,
+)
 from tidemark.client.groups.member import RebalanceListener
 from tidemark.client.groups.sync_admin import GroupAdmin
+from tidemark.client.loop_thread import Face, LoopThread, check_fork
+from tidemark.client.loop_thread import shared_loop as shared_loop
 from tidemark.client.models import (
     BatchMetadata,
+    ConsumerGroupMetadata,
     Header,
     OffsetAndMetadata,
     OffsetAndTimestamp,
@@ -37,118 +40,10 @@ from tidemark.client.models import (
 from tidemark.client.producer import AsyncProducer
 from tidemark.client.records import RawBatches, Records
 from tidemark.client.transactions.sync_admin import TransactionAdmin
-from tidemark.surroundings import surroundings
 from tidemark.types import TopicPartition
 
 T = TypeVar("T")
 P = ParamSpec("P")
-
-
-class LoopThread:
-    """An event loop in a daemon thread of its own."""
-
-    def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
-        self.loop.set_exception_handler(_quietly)
-        self._thread = threading.Thread(target=self._run, name="tidemark-client", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        asyncio.set_event_loop(self.loop)
-        self.loop.run_forever()
-
-    def run(self, work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
-        """Runs `work` on the loop and waits for it. Raises TimeoutError after `timeout_s`, and
-        cancels it; ClientForkedError in a forked child.
-        """
-        if _is_forked:
-            work.close()
-            check_fork()
-        if threading.current_thread() is self._thread:
-            work.close()
-            raise RuntimeError("a blocking client can not be called from its own event loop")
-        future = asyncio.run_coroutine_threadsafe(work, self.loop)
-        try:
-            return future.result(timeout_s)
-        except concurrent.futures.TimeoutError:
-            future.cancel()
-            raise
-        except BaseException:  # KeyboardInterrupt, or the error of `work`
-            future.cancel()
-            raise
-
-    def stop(self) -> None:
-        """Ends the thread, at the end of the process."""
-        if _is_forked:
-            return  # the thread and the loop are the parent's
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join(5)
-
-
-def _quietly(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Ignores BlockingIOError of gRPC's poller.
-
-    It wakes every loop of the process for each event, and only the first one finds something to
-    read.
-    """
-    if not isinstance(context.get("exception"), BlockingIOError):
-        loop.default_exception_handler(context)
-
-
-_shared: LoopThread | None = None
-_shared_lock = threading.Lock()
-_is_forked = False  # after the loop's thread began: it is the parent's
-
-
-def _after_fork() -> None:
-    global _is_forked, _shared_lock
-    _is_forked = _shared is not None
-    _shared_lock = threading.Lock()  # another thread of the parent may have held it
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
-
-
-def check_fork() -> None:
-    """Raises ClientForkedError in the child of a process that had a blocking client."""
-    if _is_forked:
-        raise ClientForkedError(
-            "this process was forked after its parent made a blocking client, and the threads of"
-            " clients do not exist here: make the first client after the fork, or start the"
-            " process by the method 'spawn' or 'forkserver' of multiprocessing"
-        )
-
-
-def shared_loop() -> LoopThread:
-    """The loop thread of this process, started on first use and stopped at exit."""
-    global _shared
-    with _shared_lock:
-        if _shared is None:
-            _shared = LoopThread()
-            atexit.register(_shared.stop)
-        return _shared
-
-
-class _Face(Closes):
-    """The part that the three classes share."""
-
-    def __init__(self, make: Any) -> None:
-        check_fork()
-        self._thread: LoopThread = surroundings().loop_thread or shared_loop()
-
-        async def on_loop() -> Any:
-            return make()
-
-        self._core = self._thread.run(on_loop())
-
-    def _call(self, function: Any, *arguments: Any) -> Any:
-        """Makes a plain call of the core on its loop."""
-
-        async def on_loop() -> Any:
-            return function(*arguments)
-
-        return self._thread.run(on_loop())
 
 
 class SyncDelivery:
@@ -205,7 +100,7 @@ class SyncArrowDelivery:
         return self._thread.run(wait(), timeout_s)
 
 
-class Producer(_Face):
+class Producer(Face):
     """Sends records; see AsyncProducer for the settings.
 
     `send` and `send_arrow` block while the buffer is full.
@@ -220,6 +115,7 @@ class Producer(_Face):
         self._following: asyncio.Task[None] | None = None
         self._waking = False
         self._closed = False
+        self._transactions = self._core.transactions
 
     def send(
         self,
@@ -236,8 +132,9 @@ class Producer(_Face):
         """
         if self._closed:
             raise ClientClosedError("the producer is closed")
-        if _is_forked:
-            check_fork()
+        check_fork()
+        if self._transactions is not None:
+            self._transactions.core.check_send()
         checked = check_record(topic, value, key, partition, timestamp_ms, headers)
         size = len(value or b"") + len(key or b"") + RECORD_OVERHEAD_BYTES + header_bytes(checked)
         if self._core.buffered_bytes + self._staged_bytes + size > self._core.buffer_memory:
@@ -272,6 +169,8 @@ class Producer(_Face):
             try:
                 self._core.enqueue(delivery, *fields)
             except Exception as error:  # the caller waits for it, whatever it is
+                if self._transactions is not None:
+                    self._transactions.core.failed(error)
                 delivery.fail(error)
 
     async def _unstage_all(self) -> None:
@@ -324,12 +223,86 @@ class Producer(_Face):
 
         self._thread.run(flush(), timeout_s)
 
+    # Transactions.
+
+    def init_transactions(self, timeout_ms: float | None = None) -> None:
+        """Fences earlier producers of the transactional id."""
+        self._thread.run(self._core.init_transactions(timeout_ms))
+
+    def begin_transaction(self) -> None:
+        """Opens a transaction, to which all sends belong until it is committed or aborted."""
+        self._call(self._core.begin_transaction)
+
+    def commit_transaction(self, timeout_ms: float | None = None) -> None:
+        """Flushes, and commits the transaction."""
+
+        async def commit() -> None:
+            await self._unstage_all()
+            await self._core.commit_transaction(timeout_ms)
+
+        self._thread.run(commit())
+
+    def abort_transaction(self, timeout_ms: float | None = None) -> None:
+        """Drops records that are not acknowledged, and aborts the transaction."""
+
+        async def abort() -> None:
+            self._drop_staged()
+            await self._core.abort_transaction(timeout_ms)
+
+        self._thread.run(abort())
+
+    def send_offsets_to_transaction(
+        self,
+        offsets: Mapping[TopicPartition, int | OffsetAndMetadata],
+        group: ConsumerGroupMetadata,
+        timeout_ms: float | None = None,
+    ) -> None:
+        """Commits offsets of a group with the transaction (KIP-447)."""
+        self._thread.run(self._core.send_offsets_to_transaction(offsets, group, timeout_ms))
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """`with producer.transaction():` begins a transaction and commits it at the end; see
+        AsyncProducer.transaction."""
+        transactions = self._core.required_transactions()
+
+        async def leave() -> None:
+            try:
+                await self._unstage_all()
+            except BaseException:
+                await leave_after_error()
+                raise
+            await transactions.leave()
+
+        async def leave_after_error() -> None:
+            self._drop_staged()
+            await transactions.leave_after_error()
+
+        try:
+            self._thread.run(transactions.enter())
+            yield
+        except BaseException:
+            self._thread.run(leave_after_error())
+            raise
+        self._thread.run(leave())
+
+    def _drop_staged(self) -> None:
+        """On the loop: fails records that did not reach the core."""
+        with self._lock:
+            staged, self._staged = self._staged, deque()
+            self._staged_bytes = 0
+        for _, delivery, *_ in staged:
+            delivery.fail(TransactionAbortedError("its transaction was aborted"))
+
     def close(self, timeout_ms: float | None = None) -> None:
-        """Flushes for at most `timeout_ms`, then closes."""
+        """Flushes for at most `timeout_ms`, then closes. An open transaction is aborted."""
 
         async def close() -> None:
             try:
                 async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
+                    if self._transactions is not None:
+                        self._drop_staged()
+                        await self._transactions.close()
                     await self._unstage_all()
                     await self._core.flush()
             except TimeoutError:
@@ -356,7 +329,31 @@ class _InThread:
         return functools.partial(asyncio.to_thread, getattr(self._listener, name))
 
 
-class Consumer(_Face):
+class _LookUps(Face):
+    """Questions about partitions that need no assignment."""
+
+    _core: AsyncConsumer
+
+    def beginning_offsets(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        """Log start offsets."""
+        return self._thread.run(self._core.beginning_offsets(partitions))
+
+    def end_offsets(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        """High watermarks."""
+        return self._thread.run(self._core.end_offsets(partitions))
+
+    def offsets_for_times(
+        self, timestamps: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+        """The first record at or after each timestamp (ms)."""
+        return self._thread.run(self._core.offsets_for_times(timestamps))
+
+    def partitions_for(self, topic: str) -> list[TopicPartition]:
+        """The partitions of a topic."""
+        return self._thread.run(self._core.partitions_for(topic))
+
+
+class Consumer(_LookUps):
     """Reads assigned partitions; see AsyncConsumer for settings, meanings and errors."""
 
     def __init__(self, bootstrap_servers: str | Sequence[str], **settings: Any) -> None:
@@ -404,6 +401,16 @@ class Consumer(_Face):
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
         """The group's offset of each partition; None where there is none."""
         return self._thread.run(self._core.committed(partitions))
+
+    def positions(self) -> dict[TopicPartition, OffsetAndMetadata]:
+        """The offsets that `commit` stores by default, for `send_offsets_to_transaction`."""
+        found: dict[TopicPartition, OffsetAndMetadata] = self._call(self._core.positions)
+        return found
+
+    def group_metadata(self) -> ConsumerGroupMetadata:
+        """This consumer as a member of its group, for `send_offsets_to_transaction`."""
+        found: ConsumerGroupMetadata = self._call(self._core.group_metadata)
+        return found
 
     def seek(self, partition: TopicPartition, offset: int, leader_epoch: int | None = None) -> None:
         """Sets the position: the next record of `partition` is the first at or after `offset`."""
@@ -470,24 +477,6 @@ class Consumer(_Face):
             self._thread.loop.call_soon_threadsafe(handed.deliver)
             return handed.result
 
-    def beginning_offsets(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-        """Log start offsets."""
-        return self._thread.run(self._core.beginning_offsets(partitions))
-
-    def end_offsets(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-        """High watermarks."""
-        return self._thread.run(self._core.end_offsets(partitions))
-
-    def offsets_for_times(
-        self, timestamps: Mapping[TopicPartition, int]
-    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        """The first record at or after each timestamp (ms)."""
-        return self._thread.run(self._core.offsets_for_times(timestamps))
-
-    def partitions_for(self, topic: str) -> list[TopicPartition]:
-        """The partitions of a topic."""
-        return self._thread.run(self._core.partitions_for(topic))
-
 
 def _blocking(
     method: Callable[Concatenate[AsyncAdmin, P], Coroutine[Any, Any, T]],
@@ -502,7 +491,7 @@ def _blocking(
     return call
 
 
-class Admin(_Face):
+class Admin(Face):
     """Administers a cluster; see AsyncAdmin for settings, meanings and errors."""
 
     def __init__(self, bootstrap_servers: str | Sequence[str], **settings: Any) -> None:

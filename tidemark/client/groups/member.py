@@ -15,7 +15,7 @@ from tidemark.client.coordinators import CoordinatorCalls
 from tidemark.client.errors import CommitFailedError
 from tidemark.client.groups.core import MemberSettings, Membership, MembershipCore
 from tidemark.client.groups.requests import commit_request, committed_in, of_commit, of_fetch
-from tidemark.client.models import OffsetAndMetadata
+from tidemark.client.models import ConsumerGroupMetadata, OffsetAndMetadata
 from tidemark.errors import (
     FencedInstanceIdError,
     FencedMemberEpochError,
@@ -258,6 +258,15 @@ class GroupMember:
             if partition in found:
                 found[partition] = OffsetAndMetadata(offset)
         return found
+
+    def metadata(self) -> ConsumerGroupMetadata:
+        """The member as it is now, or only the group."""
+        settings = self.core.settings
+        if not self.is_subscribed:
+            return ConsumerGroupMetadata(settings.group_id)
+        return ConsumerGroupMetadata(
+            settings.group_id, settings.member_id, self.core.epoch, settings.instance_id or None
+        )
 
     async def _try_commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
         try:

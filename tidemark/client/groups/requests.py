@@ -11,6 +11,36 @@ from tidemark.v1 import group_pb2 as pb
 Codes = Iterable[tuple[int, str]]
 
 
+def checked_partition(partition: TopicPartition | tuple[str, int]) -> TopicPartition:
+    """Raises ValueError for what no request can name: it would fail for all that it asks."""
+    topic, number = partition
+    if not isinstance(topic, str) or not isinstance(number, int) or not 0 <= number < 1 << 31:
+        raise ValueError(f"{partition!r} is no partition: (topic, number) is")
+    try:
+        is_named = bool(topic.encode())
+    except UnicodeEncodeError:
+        is_named = False
+    if not is_named:
+        raise ValueError(f"{partition!r} is no partition: its topic has no name")
+    return TopicPartition(topic, number)
+
+
+def offsets_of(
+    offsets: Mapping[TopicPartition, int | OffsetAndMetadata],
+) -> dict[TopicPartition, OffsetAndMetadata]:
+    """Offsets as a caller may give them. Raises ValueError for a negative or too large one."""
+    found = {
+        checked_partition(partition): (
+            OffsetAndMetadata(offset) if isinstance(offset, int) else offset
+        )
+        for partition, offset in offsets.items()
+    }
+    for partition, committed in found.items():
+        if not 0 <= committed.offset < 1 << 63:
+            raise ValueError(f"{partition}: an offset is not negative: {committed.offset}")
+    return found
+
+
 def commit_request(
     group_id: str,
     offsets: Mapping[TopicPartition, OffsetAndMetadata],
