@@ -21,6 +21,10 @@ ZERO_UUID = UUID(int=0)
 ONE_UUID = UUID(int=1)  # Kafka's METADATA_TOPIC_ID; as a directory id: LOST
 METADATA_TOPIC = "__cluster_metadata"
 REMOTE_LOG_METADATA_TOPIC = "__remote_log_metadata"
+GROUP_TOPIC = "__consumer_offsets"
+TRANSACTION_TOPIC = "__transaction_state"
+COORDINATOR_TOPICS = frozenset({GROUP_TOPIC, TRANSACTION_TOPIC})
+"""Topics that coordinators alone write, and whose number of partitions tells who coordinates."""
 
 
 class TopicPartition(NamedTuple):

@@ -55,10 +55,9 @@ from tidemark.errors import (
     UnreleasedInstanceIdError,
     UnsupportedAssignorError,
 )
-from tidemark.types import REMOTE_LOG_METADATA_TOPIC
+from tidemark.types import COORDINATOR_TOPICS, REMOTE_LOG_METADATA_TOPIC
 
-GROUP_TOPIC = "__consumer_offsets"
-INTERNAL_TOPICS = frozenset({GROUP_TOPIC, "__transaction_state", REMOTE_LOG_METADATA_TOPIC})
+INTERNAL_TOPICS = COORDINATOR_TOPICS | {REMOTE_LOG_METADATA_TOPIC}
 _MEMBER_ID_MAX = 36 * 4
 _REJOIN = "give up all partitions and join again with epoch 0"
 

@@ -6,6 +6,7 @@ Those of `--offsets-decoder` and of `--transaction-log-decoder`.
 from __future__ import annotations
 
 import json
+import re
 from base64 import b64decode
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,7 @@ from tidemark.errors import CorruptMessageError
 from tidemark.records.kafka_schema import Field, Schema, SchemaReader, read_all
 
 NULL_VALUE = "<DELETE>"
+_ESCAPE = re.compile(r"\\u00[0-9a-f]{2}|\\.")  # an escaped backslash begins no other escape
 
 # ConsumerProtocolSubscription and ConsumerProtocolAssignment.
 _CONSUMER_PROTOCOL = 3
@@ -93,4 +95,6 @@ def _unknown(value: bytes | None) -> str:
 
 
 def _json(value: dict[str, Any]) -> str:
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+    """JSON with the digits of escapes as Kafka's tool has them: \\u001F."""
+    text = json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+    return _ESCAPE.sub(lambda found: found[0][:2] + found[0][2:].upper(), text)

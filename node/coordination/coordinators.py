@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import grpc.aio
 
-from coordinator.groups.heartbeat import GROUP_TOPIC
 from node.coordination.groups import GroupCoordinator, group_topic
 from node.coordination.internal_topics import CoordinatorTopic, InternalTopics
 from node.coordination.leaderships import Leaderships
 from node.coordination.marker_writer import MarkerWriter
 from node.coordination.peers import BrokerPeers
-from node.coordination.transactions import (
-    TRANSACTION_TOPIC,
-    TransactionCoordinator,
-    transaction_topic,
-)
+from node.coordination.transactions import TransactionCoordinator, transaction_topic
 from node.coordination.verification import TransactionVerifier
 from node.membership.controller_calls import ControllerCaller
 from node.partition.registry import PartitionRegistry
@@ -26,6 +21,7 @@ from node.serving.throttling import Throttling
 from quorum.image import MetadataDelta, MetadataImage
 from quorum.services.admin_service import ImageSource
 from tidemark.config import ServerConfig
+from tidemark.types import GROUP_TOPIC, TRANSACTION_TOPIC
 
 
 class Coordinators:

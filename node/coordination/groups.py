@@ -14,7 +14,7 @@ from google.protobuf.message import Message
 
 from coordinator.groups.commits import Commit
 from coordinator.groups.description import fill_assignment
-from coordinator.groups.heartbeat import GROUP_TOPIC, Heartbeat
+from coordinator.groups.heartbeat import Heartbeat
 from coordinator.groups.members import Assignment
 from coordinator.groups.shard import GroupSettings, GroupShard, check_group_id
 from coordinator.records.groups import GROUP_RECORDS
@@ -45,7 +45,7 @@ from tidemark.errors import (
     RecordListTooLargeError,
     StaleMemberEpochError,
 )
-from tidemark.types import TopicPartition
+from tidemark.types import GROUP_TOPIC, TopicPartition
 from tidemark.v1 import group_pb2 as pb
 
 A = TypeVar("A")

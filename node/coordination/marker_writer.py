@@ -12,7 +12,6 @@ from typing import Any
 
 from commitlog.segment.producer_state import ProducerEntry
 from commitlog.types import AppendOrigin
-from coordinator.groups.heartbeat import GROUP_TOPIC
 from coordinator.runtime.runtime import CoordinatorRuntime
 from node.coordination.leaderships import LedPartition
 from node.coordination.verification import partitions_in
@@ -30,7 +29,7 @@ from tidemark.errors import (
     error_for,
 )
 from tidemark.records.control import EndTransactionMarker, encode_control_batch
-from tidemark.types import TopicPartition
+from tidemark.types import GROUP_TOPIC, TopicPartition
 from tidemark.v1 import transaction_pb2 as pb
 
 _PATIENCE_S = 0.2  # for the replicas of one marker: it holds up others of the same request

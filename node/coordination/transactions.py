@@ -44,12 +44,12 @@ from tidemark.errors import (
     CoordinatorLoadInProgressError,
     UnknownTopicOrPartitionError,
 )
+from tidemark.types import TRANSACTION_TOPIC
 from tidemark.v1 import log_pb2
 from tidemark.v1 import transaction_pb2 as pb
 
 A = TypeVar("A")
 
-TRANSACTION_TOPIC = "__transaction_state"
 TRANSACTIONS = pb.DESCRIPTOR.services_by_name["Transactions"]
 _PATIENCE_S = 2.0
 """The longest wait for the markers of the last transaction; then CONCURRENT_TRANSACTIONS."""

@@ -34,12 +34,13 @@ from tidemark.errors import (
     FatalError,
     InvalidRequestError,
     InvalidRequiredAcksError,
+    InvalidTopicError,
     KafkaStorageError,
     StorageError,
     code_of,
 )
 from tidemark.records.header import read_header
-from tidemark.types import TopicPartition
+from tidemark.types import COORDINATOR_TOPICS, TopicPartition
 from tidemark.wire import PartitionProduceData
 
 logger = logging.getLogger(__name__)
@@ -320,6 +321,10 @@ class ProduceHandler:
         verified: bool,
     ) -> None:
         core, result = hosted.core, produced.results[position]
+        if hosted.topic_partition.topic in COORDINATOR_TOPICS:
+            raise InvalidTopicError(
+                f"{hosted.topic_partition.topic} is written by coordinators alone"
+            )
         core.check_leader()
         if acks == ACKS_ALL:
             core.check_enough_replicas()

@@ -19,6 +19,7 @@ from tidemark.errors import (
     PolicyViolationError,
     UnknownTopicOrPartitionError,
 )
+from tidemark.types import COORDINATOR_TOPICS
 from tidemark.v1 import admin_pb2
 from tidemark.v1 import metadata_pb2 as pb
 
@@ -56,6 +57,11 @@ def _grow(
     topic = image.topics.get(asked.name)
     if topic is None:
         raise UnknownTopicOrPartitionError(f"there is no topic {asked.name!r}")
+    if asked.name in COORDINATOR_TOPICS:
+        raise InvalidPartitionsError(
+            f"the number of partitions of {asked.name} tells which broker coordinates whom: with"
+            " another one, groups and transactions would be forgotten"
+        )
     first = len(topic.partitions)
     added = asked.count - first
     if added <= 0:

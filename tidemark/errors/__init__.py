@@ -194,7 +194,7 @@ class NetworkError(ApiError):
 
 
 class InvalidTopicError(ApiError):
-    """The topic's name is not valid."""
+    """The topic's name is not valid, or clients may not write to it."""
 
     code = ErrorCode.INVALID_TOPIC_EXCEPTION
 

@@ -296,6 +296,21 @@ def test_requests_that_are_no_transactions_are_refused() -> None:
     told(story)
 
 
+def test_clients_write_nothing_where_coordinators_do() -> None:
+    async def story(stubs: Stubs) -> None:
+        await Transactions(stubs, "one").init()
+        request = log_pb2.ProduceRequest(acks=-1, timeout_ms=5_000)
+        request.partition_data.add(topic="__transaction_state", index=0).plain_records.add(
+            value=b"x"
+        )
+        leader = stubs.cluster.leader("__transaction_state")
+        assert leader is not None
+        (part,) = (await stubs.call(leader, request)).responses
+        assert part.error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
+
+    told(story)
+
+
 def test_an_operator_sees_what_is_open_and_where() -> None:
     async def story(stubs: Stubs) -> None:
         one = await Transactions(stubs, "one").init()

@@ -127,3 +127,12 @@ def test_a_topic_grows_by_as_many_partitions_as_an_atomic_change_holds(s: Scenar
     assert answer.error_code == ErrorCode.POLICY_VIOLATION
     assert "grow the topic in steps" in answer.error_message
     assert grow(s, "t", 2 + RECORDS_PER_BATCH_MAX).error_code == 0
+
+
+@pytest.mark.parametrize("name", ["__consumer_offsets", "__transaction_state"])
+def test_coordinators_keep_their_partitions(s: Scenario, name: str) -> None:
+    """Whom a broker coordinates follows from their number."""
+    s.create(name, (1, 2), (2, 3))
+    found = grow(s, name, 3)
+    assert found.error_code == ErrorCode.INVALID_PARTITIONS
+    assert "would be forgotten" in found.error_message
