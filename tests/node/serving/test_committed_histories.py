@@ -198,6 +198,29 @@ def test_a_follower_answers_its_rack_as_the_leader_does(seed: int) -> None:
     scenario(test, nodes=())
 
 
+@pytest.mark.parametrize("committed", [True, False])
+def test_a_marker_counts_when_its_replicas_have_it(committed: bool) -> None:
+    async def test(cluster: Cluster) -> None:
+        cluster.create_topic(replicas=(1, 2))
+        node = cluster.nodes[1]
+        history = history_of(node, 3)
+        history.write(None, 1)
+        history.write(5, 2)
+        await cluster.settle()
+        cluster.cut |= {(1, 2), (2, 1)}
+        history.end(5, committed=committed)
+        await asyncio.sleep(1)
+        answer = await ask(node, 0)
+        assert (answer.high_watermark, answer.last_stable_offset, answer.next_offset) == (3, 1, 1)
+        assert (await ask(node, 1)).next_offset == 0
+        cluster.cut.clear()
+        await cluster.settle()
+        assert (await ask(node, 1)).last_stable_offset == history.stable == 4
+        await check(node, history, range(history.stable))
+
+    scenario(test, nodes=(1, 2))
+
+
 @pytest.mark.parametrize("clean", [True, False])
 @pytest.mark.parametrize("seed", range(3))
 def test_a_restarted_broker_and_a_new_leader_answer_the_same(seed: int, clean: bool) -> None:
