@@ -195,3 +195,12 @@ def test_a_topic_id_is_kept_beside_the_offset() -> None:
     assert GROUP_RECORDS.decode(key, data) == (OffsetCommitKey("g", "t", 2), value)
     assert data is not None and data[:2] == b"\x00\x04"
     assert groups.OFFSET_COMMIT.written == 4 and transactions.TRANSACTION_LOG.written == 1
+
+
+def test_control_characters_in_names_are_escaped_as_kafkas_tool_does() -> None:
+    name = "\x1f\\u001f\t\x7f\u2028"
+    shown, _ = decoder(TRANSACTION_RECORDS)(
+        *TRANSACTION_RECORDS.encode(TransactionLogKey(name), None)
+    )
+    wanted = r'{"type":"0","data":{"transactionalId":"\u001F\\u001f\t'
+    assert shown == wanted + '\x7f\u2028"}}'
