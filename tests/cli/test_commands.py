@@ -59,6 +59,9 @@ def properties(tmp_path: Path) -> Path:
         ["perf", "produce"],
         ["perf", "consume"],
         ["perf", "e2e"],
+        ["transactions"],
+        ["transactions", "abort"],
+        ["transactions", "find-hanging"],
     ],
 )
 def test_every_command_explains_itself(command: list[str]) -> None:

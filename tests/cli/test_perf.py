@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pytest
@@ -17,7 +17,12 @@ from tidemark.cli.local_cluster import LocalCluster
 from tidemark.cli.main import app
 from tidemark.client import AsyncConsumer, AsyncProducer
 from tidemark.client.models import BatchMetadata
-from tidemark.errors import ConfigError, CorruptMessageError, NotEnoughReplicasError
+from tidemark.errors import (
+    ConfigError,
+    CorruptMessageError,
+    NotEnoughReplicasError,
+    ProducerFencedError,
+)
 from tidemark.types import TopicPartition
 
 runner = CliRunner()
@@ -52,6 +57,16 @@ def test_what_is_produced_is_consumed_and_a_record_comes_through(cluster: LocalC
     consumed = measure(cluster, "consume", "--num-records", "5000", "--json")
     assert consumed.exit_code == 0, consumed.stderr
     assert json.loads(consumed.stdout)["bytes"] == 5000 * 64
+    sent = measure(
+        cluster, "produce", "--num-records", "2000", "--transactional-id", "perf",
+        "--transaction-duration-ms", "20", "--throughput", "20000", "--json",
+    )  # fmt: skip
+    assert sent.exit_code == 0, sent.stderr
+    committed = measure(
+        cluster, "consume", "--num-records", "7000", "--consumer-property",
+        "isolation.level=read_committed", "--json",
+    )  # fmt: skip
+    assert committed.exit_code == 0, committed.stderr
     through = measure(cluster, "e2e", "--num-records", "20", "--record-size", "10")
     assert through.exit_code == 0, through.stderr
     assert through.stdout.startswith("20 records, ")
@@ -89,7 +104,7 @@ class FakeDelivery:
 class FakeProducer:
     """A producer of whose tables some are refused."""
 
-    refused = frozenset({1})
+    refused: frozenset[int] = frozenset({1})
 
     def __init__(self, *_: Any, **settings: Any) -> None:
         self.settings = settings
@@ -122,6 +137,65 @@ def test_records_that_are_refused_are_counted_and_fail_the_command(
     assert (shown["records"], shown["failed"]) == (3000 - 1024, 1024)
     assert "1024 records were not acknowledged" in result.stderr
     assert "NotEnoughReplicasError: one of two" in result.stderr
+
+
+class TransactionalProducer(FakeProducer):
+    """Counts its transactions; `failing` is the commit that fails."""
+
+    refused: frozenset[int] = frozenset()
+    failing = -1
+    made: ClassVar[list[TransactionalProducer]] = []
+
+    def __init__(self, *_: Any, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.done: list[str] = []
+        self.made.append(self)
+
+    async def init_transactions(self) -> None:
+        self.done.append("init")
+
+    def begin_transaction(self) -> None:
+        self.done.append("begin")
+
+    def send_arrow(self, topic: str, data: pa.RecordBatch) -> FakeDelivery:
+        self.done.append("send")
+        return super().send_arrow(topic, data)
+
+    async def commit_transaction(self) -> None:
+        self.done.append("commit")
+        if self.done.count("commit") == self.failing:
+            raise ProducerFencedError("another one came")
+
+
+def perf_in_transactions(monkeypatch: pytest.MonkeyPatch, *options: str) -> tuple[Result, Any]:
+    monkeypatch.setattr(client, "AsyncProducer", TransactionalProducer)
+    monkeypatch.setattr(perf, "settings_for", lambda *_: {})
+    monkeypatch.setattr(perf, "check_reachable", lambda _: None)
+    common = ["--topic", "t", "--num-records", "3072", "--record-size", "1024", "--json"]
+    result = runner.invoke(app, ["perf", "produce", *common, *options])
+    return result, TransactionalProducer.made.pop()
+
+
+def test_transactions_last_as_long_as_asked_and_the_last_one_is_committed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    result, producer = perf_in_transactions(monkeypatch, "--transactional-id", "me")
+    assert result.exit_code == 0, result.stderr
+    assert producer.settings["transactional_id"] == "me"
+    assert producer.done == ["init", "begin", "send", "send", "send", "commit"], "three seconds"
+    commit = perf_runs.Transactions.commit
+    monkeypatch.setattr(perf_runs.Transactions, "sent", lambda self, _: commit(self))
+    result, producer = perf_in_transactions(monkeypatch, "--transaction-duration-ms", "1")
+    assert producer.settings["transactional_id"].startswith("performance-producer-")
+    assert producer.done == ["init", *["begin", "send", "commit"] * 3]
+
+
+def test_a_transaction_that_fails_fails_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TransactionalProducer, "failing", 1)
+    result, producer = perf_in_transactions(monkeypatch, "--transactional-id", "me")
+    assert result.exit_code == 1
+    assert "ProducerFencedError: another one came" in result.stderr
+    assert producer.done.count("commit") == 1
 
 
 def test_e2e_refuses_a_record_that_it_did_not_send() -> None:

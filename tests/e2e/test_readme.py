@@ -138,7 +138,10 @@ def test_each_line_for_operators_succeeds_as_printed(tmp_path: Path) -> None:
     disks = [tmp_path / "broker-4", tmp_path / "broker-4-too"]
     # The cleaner would remove indexes while dump-log reads them: a line makes the topic compacted.
     two_disks = {4: {"log.dirs": ",".join(map(str, disks)), "log.cleaner.enable": "false"}}
-    two_copies = {"offsets.topic.replication.factor": "2"}  # so that a broker can be drained
+    two_copies = {  # so that a broker can be drained
+        "offsets.topic.replication.factor": "2",
+        "transaction.state.log.replication.factor": "2",
+    }
     with LocalCluster(tmp_path, node_overrides=two_disks, overrides=two_copies) as cluster:
         cluster.wait_ready(60)
         servers = cluster.bootstrap_servers
@@ -154,6 +157,8 @@ def test_each_line_for_operators_succeeds_as_printed(tmp_path: Path) -> None:
         with Producer(servers) as producer:
             for _ in range(100):  # segments roll, and with them the indexes
                 producer.send("events", bytes(1000), partition=0).result()
+        with Producer(servers, transactional_id="etl") as producer:
+            producer.init_transactions()
         new_controller(cluster, tmp_path / "controller.properties")
         disks.sort(key=lambda disk: not (disk / "events-0").exists())
         places = {

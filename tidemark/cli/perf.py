@@ -17,6 +17,7 @@ import typer
 from tidemark.cli.perf_measure import Meter
 from tidemark.cli.session import Session, check_reachable, with_session
 from tidemark.errors import ConfigError, TidemarkError
+from tidemark.types import random_uuid
 
 if TYPE_CHECKING:
     from tidemark.client import AsyncConsumer
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 app = typer.Typer(
     help="Measure throughput and latency, as Kafka's perf tools do.", no_args_is_help=True
 )
+
+_TRANSACTION_MS = 3_000  # as in Kafka's tool
 
 Topic = Annotated[str, typer.Option(help="A topic that exists.")]
 NumRecords = Annotated[int, typer.Option(help="How many records.", min=1)]
@@ -54,6 +57,13 @@ def produce(
     throughput: Annotated[
         float, typer.Option(help="Records per second at most; -1: as many as can be.")
     ] = -1,
+    transactional_id: Annotated[
+        str | None, typer.Option(help="Send in transactions of this id; default: of a random one.")
+    ] = None,
+    transaction_duration_ms: Annotated[
+        int | None,
+        typer.Option(help="Commit after so many ms; default: 3000 with a transactional id.", min=1),
+    ] = None,
     producer_property: ProducerProperty = None,
     reporting_interval_ms: IntervalMs = 5_000,
 ) -> None:
@@ -62,12 +72,24 @@ def produce(
     from tidemark.client import AsyncProducer
 
     settings = settings_for(AsyncProducer, producer_property or ())
+    if transactional_id is not None:
+        settings["transactional_id"] = transactional_id
+    duration_ms = transaction_duration_ms
+    if settings.get("transactional_id"):
+        duration_ms = duration_ms or _TRANSACTION_MS
+    elif duration_ms is not None:
+        settings["transactional_id"] = f"performance-producer-{random_uuid()}"
 
     async def run(meter: Meter) -> TidemarkError | None:
         async with AsyncProducer(session.bootstrap, **settings) as producer:
             await producer.partitions_for(topic)
+            if duration_ms is None:
+                transactions = None
+            else:
+                await producer.init_transactions()
+                transactions = perf_runs.Transactions(producer, duration_ms / 1000)
             return await perf_runs.produce(
-                producer, topic, num_records, record_size, throughput, meter, _report
+                producer, topic, num_records, record_size, throughput, meter, _report, transactions
             )
 
     _measure(session, run, reporting_interval_ms, "were not acknowledged")
@@ -201,7 +223,7 @@ def _measure(
     meter = Meter(interval_ms / 1000)
     error = asyncio.run(run(meter))
     session.tell(meter.result(), [meter.text()])
-    if meter.failed:
+    if meter.failed or error is not None:
         reason = "" if error is None else f"; the first error: {type(error).__name__}: {error}"
         typer.echo(f"tidemark: {meter.failed} records {complaint}{reason}", err=True)
         raise typer.Exit(1)

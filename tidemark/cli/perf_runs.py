@@ -36,6 +36,31 @@ def payloads(record_size: int, count: int) -> Iterator[bytes]:
         yield rng.randbytes(record_size).translate(_LETTERS)
 
 
+class Transactions:
+    """Begins a transaction with the first record after the last one, and commits it when its time
+    is over, as Kafka's tool does."""
+
+    def __init__(self, producer: AsyncProducer, duration_s: float) -> None:
+        self._producer = producer
+        self._duration_s = duration_s
+        self._ends_s: float | None = None
+
+    def sending(self, now_s: float) -> None:
+        if self._ends_s is None:
+            self._producer.begin_transaction()
+            self._ends_s = now_s + self._duration_s
+
+    async def sent(self, now_s: float) -> None:
+        if self._ends_s is not None and now_s >= self._ends_s:
+            await self.commit()
+
+    async def commit(self) -> None:
+        """Commits the open transaction, if there is one."""
+        if self._ends_s is not None:
+            await self._producer.commit_transaction()
+            self._ends_s = None
+
+
 async def produce(
     producer: AsyncProducer,
     topic: str,
@@ -44,8 +69,12 @@ async def produce(
     throughput: float,
     meter: Meter,
     report: Report,
+    transactions: Transactions | None = None,
 ) -> TidemarkError | None:
-    """Sends records until all have an outcome. Returns the first error of those that failed."""
+    """Sends records until all have an outcome. Returns the first error of those that failed.
+
+    What is not sent because a transaction failed counts as failed.
+    """
     import pyarrow as pa
 
     rows = max(1, min(_TABLE_ROWS_MAX, _TABLE_BYTES // max(1, record_size), num_records))
@@ -78,12 +107,24 @@ async def produce(
                 continue
             await room.acquire()
             begin_s = time.perf_counter()
-            delivery = producer.send_arrow(topic, table.slice(0, count))
-            tasks.create_task(outcome(delivery, count, begin_s))
-            sent += count
-            with contextlib.suppress(TidemarkError):  # an outcome as well, which is counted there
-                await delivery.accepted()
-            await asyncio.sleep(0)  # with room, `accepted` gives nobody else a turn
+            try:
+                if transactions is not None:
+                    transactions.sending(begin_s)
+                delivery = producer.send_arrow(topic, table.slice(0, count))
+                tasks.create_task(outcome(delivery, count, begin_s))
+                sent += count
+                with contextlib.suppress(TidemarkError):  # an outcome as well, counted there
+                    await delivery.accepted()
+                await asyncio.sleep(0)  # with room, `accepted` gives nobody else a turn
+                if transactions is not None:
+                    is_last = sent == num_records
+                    await (transactions.commit() if is_last else transactions.sent(begin_s))
+            except TidemarkError as error:
+                if transactions is None:
+                    raise
+                errors[:] = errors or [error]
+                meter.failed += num_records - sent
+                break
     return errors[0] if errors else None
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,10 +14,13 @@ from tidemark.cli.output import DEFAULT_BOOTSTRAP, Bootstrap, Json, print_json, 
 from tidemark.errors import ConfigError
 
 if TYPE_CHECKING:
-    from tidemark.client.sync import SyncDelivery
+    from tidemark.client.sync import Producer, SyncDelivery
 
 # Acknowledgements are checked after this many records, so that memory stays bounded.
 _STEP = 100_000
+
+# Topic, value, key and partition of a record.
+_Fields = tuple[str, bytes, bytes | None, int | None]
 
 
 def produce(
@@ -34,28 +38,79 @@ def produce(
     compression_type: Annotated[
         str, typer.Option(help="none, gzip, snappy, lz4 or zstd.")
     ] = "none",
+    transactional_id: Annotated[
+        str, typer.Option(help="Send all lines in one transaction of this id.")
+    ] = "",
+    transaction_timeout_ms: Annotated[
+        int | None, typer.Option(help="The broker aborts one that is open for longer.", min=1)
+    ] = None,
+    messages_per_transaction: Annotated[
+        int | None, typer.Option(help="Commit after each so many lines, and at the end.", min=1)
+    ] = None,
     bootstrap_server: Bootstrap = DEFAULT_BOOTSTRAP,
     as_json: Json = False,
 ) -> None:
-    """Send each line as a record; fails if any is not acknowledged."""
+    """Send each line as a record; fails if any is not acknowledged.
+
+    With --transactional-id an error aborts the open transaction: read_committed readers see none of
+    its lines.
+    """
     from tidemark.client.sync import Producer
 
-    count = 0
-    pending: list[SyncDelivery] = []
-    with Producer(bootstrap_server, acks=acks, compression_type=compression_type) as producer:
-        for line in _with_progress(file, _lines(file)):
-            key, value = split_line(line, key_separator)
-            pending.append(producer.send(topic, value, key, partition=partition))
-            count += 1
-            if len(pending) >= _STEP:
-                _check(pending)
-                pending.clear()
-        producer.flush()
-        _check(pending)
+    settings: dict[str, Any] = {"acks": acks, "compression_type": compression_type}
+    if transactional_id:
+        settings["transactional_id"] = transactional_id
+        if transaction_timeout_ms is not None:
+            settings["transaction_timeout_ms"] = transaction_timeout_ms
+    elif transaction_timeout_ms is not None or messages_per_transaction is not None:
+        raise ConfigError("transactions need a --transactional-id")
+    with Producer(bootstrap_server, **settings) as producer:
+        records = (
+            (topic, value, key, partition)
+            for key, value in (
+                split_line(line, key_separator) for line in _with_progress(file, _lines(file))
+            )
+        )
+        if transactional_id:
+            count = _send_in_transactions(producer, records, messages_per_transaction)
+        else:
+            count = _send(producer, records)
     if as_json:
         print_json({"topic": topic, "records": count})
     elif sys.stderr.isatty():
-        print_line(f"{count} records acknowledged")
+        print_line(f"{count} records {'committed' if transactional_id else 'acknowledged'}")
+
+
+def _send(producer: Producer, records: Iterable[_Fields]) -> int:
+    """Sends records, and waits for all. Returns how many. Raises the first error."""
+    count = 0
+    pending: list[SyncDelivery] = []
+    for topic, value, key, partition in records:
+        pending.append(producer.send(topic, value, key, partition=partition))
+        count += 1
+        if len(pending) >= _STEP:
+            _check(pending)
+            pending.clear()
+    producer.flush()
+    _check(pending)
+    return count
+
+
+def _send_in_transactions(producer: Producer, records: Iterator[_Fields], each: int | None) -> int:
+    """Sends records, and commits after `each` of them. On an error says how many are committed."""
+    committed = 0
+    producer.init_transactions()
+    try:
+        # A transaction begins with its first record: none is empty.
+        for first in records:
+            more = islice(records, None if each is None else each - 1)
+            with producer.transaction():
+                count = _send(producer, chain((first,), more))
+            committed += count
+    except BaseException:
+        typer.echo(f"tidemark: {committed} records were committed before an error", err=True)
+        raise
+    return committed
 
 
 def split_line(line: bytes, separator: str | None) -> tuple[bytes | None, bytes]:
