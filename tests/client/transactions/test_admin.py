@@ -10,6 +10,7 @@ import pytest
 
 from tests.node.coordination.stubs import SETTINGS, Stubs, Transactions
 from tidemark.client import AsyncAdmin
+from tidemark.client.transactions import leaders
 from tidemark.client.transactions.admin import AsyncTransactionAdmin
 from tidemark.errors import (
     CoordinatorNotAvailableError,
@@ -150,6 +151,23 @@ def test_producers_are_described_at_the_leader_wherever_it_moves() -> None:
             with pytest.raises(UnknownTopicOrPartitionError):
                 await admin.transactions.describe_producers([A0, unknown])
             assert stubs.cluster.now_ms - begun_ms < 5_000
+
+    told(story)
+
+
+def test_more_partitions_than_fit_into_a_request_are_asked_for_in_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(leaders, "_PARTITIONS_MAX", 1)
+
+    async def story(stubs: Stubs, admin: AsyncAdmin) -> None:
+        one = await Transactions(stubs, "one").init()
+        partitions = [A0, A1, B0, TopicPartition("b", 1)]
+        for partition in partitions:
+            await one.send(*partition, "x")
+        found = await admin.transactions.describe_producers(partitions)
+        assert list(found) == partitions
+        assert {each.txn_start_offset for known in found.values() for each in known} == {0}
 
     told(story)
 

@@ -26,6 +26,7 @@ from tidemark.v1 import transaction_pb2 as pb
 _DESCRIBE = "/tidemark.v1.Transactions/DescribeProducers"
 _MARKERS = "/tidemark.v1.TransactionMarkers/WriteTxnMarkers"
 _LAST_EPOCH = 2**15 - 2  # of a transaction; its marker has the next one
+_PARTITIONS_MAX = 500  # of one request: an answer has all producers of each
 
 T = TypeVar("T")
 Asked = dict[TopicPartition, T | ApiError]
@@ -135,8 +136,8 @@ class PartitionLeaders:
             leader = self._metadata.leader(partition)
             if leader is None:
                 problems.append(self._why_no_leader(partition))
-            else:
-                by_leader.setdefault(leader, []).append(partition)
+            elif len(asked := by_leader.setdefault(leader, [])) < _PARTITIONS_MAX:
+                asked.append(partition)  # the rest is missing in the next round, too
         answers = await asyncio.gather(
             *(self._ask_one(leader, asked, ask) for leader, asked in by_leader.items())
         )
