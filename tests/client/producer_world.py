@@ -17,6 +17,7 @@ from tidemark.client.delivery import ArrowSend, Delivery
 from tidemark.client.errors import BufferExhaustedError, ClientClosedError
 from tidemark.client.producer_core import ProduceCall, ProducerCore
 from tidemark.client.retry import RetryPolicy
+from tidemark.client.transactions.core import TransactionCore
 from tidemark.errors import ApiError, ErrorCode
 from tidemark.types import TopicPartition
 from tidemark.v1 import log_pb2
@@ -125,7 +126,9 @@ class Copy:
 class World:
     """The core and its surroundings; verbs are called in any order, then `check`."""
 
-    def __init__(self, seed: int, *, idempotent: bool = True) -> None:
+    def __init__(
+        self, seed: int, *, idempotent: bool = True, transaction: TransactionCore | None = None
+    ) -> None:
         self.rng = Random(seed)
         self.now_ms = 0.0
         self.view = FakeView()
@@ -142,6 +145,7 @@ class World:
             idempotent=idempotent,
             request_timeout_ms=500,
             rng=Random(seed),
+            transaction=transaction,
         )
         self.truth: dict[TopicPartition, int] = {}  # leaders
         self.epoch = 0

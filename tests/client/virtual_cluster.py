@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 
@@ -21,6 +21,7 @@ from tidemark.errors import NetworkError, RequestTimedOutError
 from tidemark.v1 import log_pb2
 
 Change = Callable[[int, Any], None]
+Method = Callable[[int, bytes, Any], Awaitable[bytes]]
 
 
 class VirtualCluster(FakeCluster):
@@ -33,6 +34,7 @@ class VirtualCluster(FakeCluster):
         self.asked: list[tuple[float, int, str]] = []  # (s, node, method)
         self.requests: list[wire.ProduceRequest] = []
         self.change_answer: Change = lambda node_id, answer: None
+        self.services: dict[str, Method] = {}  # beside those of every cluster
 
     def times(self, method: str) -> list[float]:
         return [at_s for at_s, _, name in self.asked if name == method]
@@ -89,29 +91,35 @@ class VirtualConnections(Connections):
         if node_id in cluster.hung:
             await asyncio.sleep(timeout_ms / 1000)
             raise RequestTimedOutError(f"{address}: no answer in {timeout_ms:.0f} ms")
-        methods: dict[str, Callable[[int, bytes, Any], Awaitable[bytes]]] = {
+        methods: dict[str, Method] = {
             "Metadata": cluster._metadata,
             "ProduceStream": cluster._produce,
             "InitProducerId": cluster._init_producer_id,
+            **cluster.services,
         }
-        async with asyncio.timeout(timeout_ms / 1000):
-            return await methods[name](node_id, request, _Context())
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                return await methods[name](node_id, request, _Context())
+        except TimeoutError:
+            raise RequestTimedOutError(f"{address}: no answer in {timeout_ms:.0f} ms") from None
 
 
 Make = Callable[..., AsyncProducer]
+C = TypeVar("C", bound=VirtualCluster)
 
 
 def scenario(
-    play: Callable[[VirtualCluster, Make], Awaitable[None]],
+    play: Callable[[C, Make], Awaitable[None]],
     *,
     partitions: int = 1,
     nodes: int = 1,
+    cluster_type: type[C] = VirtualCluster,  # type: ignore[assignment]
 ) -> None:
     """Plays with a topic `t`, in virtual time."""
     import tidemark.records.kernels.codec  # noqa: F401  # small batches are encoded on the loop
 
     async def main() -> None:
-        cluster = VirtualCluster(nodes)
+        cluster = cluster_type(nodes)
         cluster.create_topic("t", partitions)
 
         def at_once(_: Any, function: Callable[..., Any], *arguments: Any) -> asyncio.Future[Any]:
