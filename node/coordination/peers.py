@@ -9,6 +9,7 @@ from typing import Any
 import grpc.aio
 from google.protobuf.message import Message
 
+from node.replication.client import PEER_OPTIONS, answer_of
 from node.replication.peer_listener import PeerListener
 from quorum.services.admin_service import ImageSource
 from tidemark.config import ServerConfig
@@ -16,11 +17,6 @@ from tidemark.errors import NetworkError
 from tidemark.wire.network import open_channel
 from tidemark.wire.rpcs import Rpc
 
-_OPTIONS = [
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1_000),
-]
 Local = Callable[[Any], Awaitable[Message]]
 
 
@@ -51,18 +47,9 @@ class BrokerPeers:
                     request_serializer=rpc.request.SerializeToString,
                     response_deserializer=rpc.response.FromString,
                 )
-                return await ask(request, timeout=timeout_ms / 1000)
+                return await answer_of(f"broker {broker_id}", ask(request))
         except TimeoutError:
             raise NetworkError(f"broker {broker_id} did not answer in {timeout_ms} ms") from None
-        except grpc.aio.AioRpcError as error:
-            raise NetworkError(
-                f"broker {broker_id}: {error.code().name} {error.details()}"
-            ) from error
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-            raise NetworkError(f"broker {broker_id}: the call was cancelled") from None
 
     async def _channel(self, broker_id: int) -> grpc.aio.Channel:
         endpoint = self._listener.endpoint_of(self._images.image.brokers.get(broker_id))
@@ -71,7 +58,7 @@ class BrokerPeers:
         known = self._channels.get(broker_id)
         if known is not None and known[0] == endpoint.address:
             return known[1]
-        opened = open_channel(endpoint.address, _OPTIONS)
+        opened = open_channel(endpoint.address, PEER_OPTIONS)
         self._channels[broker_id] = endpoint.address, opened
         if known is not None:
             await known[1].close(None)

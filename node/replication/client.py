@@ -26,7 +26,7 @@ from tidemark.wire.exchange import Exchange
 from tidemark.wire.network import open_channel
 
 # A peer that returns is found within a second; gRPC's default backoff grows to two minutes.
-_OPTIONS = [
+PEER_OPTIONS = [
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
@@ -36,6 +36,20 @@ _EPOCH_END = "/tidemark.v1.Replication/OffsetForLeaderEpoch"
 
 
 T = TypeVar("T")
+
+
+async def answer_of(peer: str, call: Awaitable[T]) -> T:
+    """The answer of a peer. Raises NetworkError for a call that failed, or was cancelled by gRPC
+    and not by the caller."""
+    try:
+        return await call
+    except grpc.aio.AioRpcError as error:
+        raise NetworkError(f"{peer}: {error.code().name} {error.details()}") from error
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise NetworkError(f"{peer}: the call was cancelled") from None
 
 
 class ReplicationClient(Protocol):
@@ -65,7 +79,7 @@ class GrpcReplicationClient:
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
-        self._channel = open_channel(endpoint.address, _OPTIONS)
+        self._channel = open_channel(endpoint.address, PEER_OPTIONS)
         self._fetches: Exchange | None = None
         self._list: Callable[..., Awaitable[Any]] = self._channel.unary_unary(
             _LIST_OFFSETS,
@@ -106,17 +120,7 @@ class GrpcReplicationClient:
         return answer
 
     async def _mapped(self, call: Awaitable[T]) -> T:
-        try:
-            return await call
-        except grpc.aio.AioRpcError as error:
-            raise NetworkError(
-                f"{self._endpoint.address}: {error.code().name} {error.details()}"
-            ) from error
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-            raise NetworkError(f"{self._endpoint.address}: the call was cancelled") from None
+        return await answer_of(self._endpoint.address, call)
 
     async def close(self) -> None:
         if self._fetches is not None:
