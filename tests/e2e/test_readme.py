@@ -24,7 +24,7 @@ import tests.test_documents as documents
 import tests.wheel.test_installed as wheel
 from node.runtime.storage import format_storage
 from tests.readme import README, block, blocks
-from tidemark import Admin, NewTopic, Producer, TopicPartition
+from tidemark import Admin, Consumer, NewTopic, Producer, TopicPartition
 from tidemark.cli.local_cluster import LocalCluster
 from tidemark.client import OffsetAndMetadata
 from tidemark.config import load_server_config
@@ -213,6 +213,15 @@ def test_the_python_blocks_run_as_printed(
     with pytest.raises(TimeoutError):
         exec(compile(group, "README.md: groups", "exec"), dict(names))
     assert "0 b'hello'" in capfd.readouterr().out
+    transactions = block("Transactions", "python")
+    exec(compile(transactions, "README.md: transactions", "exec"), dict(names))
+    with Consumer(names["bootstrap_servers"], isolation_level="read_committed") as consumer:
+        consumer.assign([TopicPartition("shouts", 0)])
+        consumer.seek_to_beginning()
+        assert next(iter(consumer.poll(10_000))).value == b"HELLO"
+    with Consumer(names["bootstrap_servers"], group_id="shouters") as consumer:
+        greetings = TopicPartition("greetings", 0)
+        assert consumer.committed([greetings])[greetings] is not None
     stubs = block("A group by stubs alone", "python")
     exec(compile(stubs, "README.md: stubs", "exec"), dict(names))
     assert "1 [0]" in capfd.readouterr().out
@@ -226,6 +235,7 @@ HELD_BY = {
     ("Install", "bash"): wheel.test_what_readme_installs_is_as_much_as_it_says,
     ("Python", "python"): test_the_python_blocks_run_as_printed,
     ("Consumer groups", "python"): test_the_python_blocks_run_as_printed,
+    ("Transactions", "python"): test_the_python_blocks_run_as_printed,
     ("Tests without a cluster", "python"): documents.test_the_test_in_the_readme_passes,
     ("Any language, by gRPC", "python"): test_the_python_blocks_run_as_printed,
     ("A group by stubs alone", "python"): test_the_python_blocks_run_as_printed,
