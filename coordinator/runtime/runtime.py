@@ -237,16 +237,16 @@ class CoordinatorRuntime(Generic[S]):
         """As `write`, without records: what it tells is committed when it is told."""
         return await self.write(partition, lambda shard: CoordinatorResult(look(shard)))
 
-    async def end_transaction(
+    def end_transaction(
         self, partition: int, append: Callable[[], None], producer_id: int, committed: bool
     ) -> None:
-        """Appends a marker by `append`, and applies it."""
+        """Appends a marker by `append`, and applies it. It counts once it is committed. Raises what
+        `append` raises, NotCoordinatorError and CoordinatorLoadInProgressError."""
         context = self._context(partition)
         shard = self._shard(context)
         append()
         shard.end_transaction(producer_id, committed)
         self._after(context)
-        await self._committed(context)
 
     def _append(
         self,

@@ -36,6 +36,11 @@ _PATIENCE_S = 0.2  # for the replicas of one marker: it holds up others of the s
 _MAX_EPOCH = 2**15 - 1
 _MARKERS_MAX = 100_000  # of one request, counted by partition
 
+_REMEMBERED_MAX = 10_000  # markers that no answer told of yet
+
+_Marker = tuple[TopicPartition, int, int, int]
+"""A marker in a log, by the producer's id and epoch, and the leader's epoch."""
+
 
 class MarkerWriter:
     """One per broker."""
@@ -51,6 +56,7 @@ class MarkerWriter:
         self._produce = produce
         self._groups = groups
         self._clock = clock
+        self._commits: dict[_Marker, asyncio.Future[ErrorCode]] = {}
 
     async def write(self, request: pb.WriteTxnMarkersRequest) -> pb.WriteTxnMarkersResponse:
         """Answers when the markers are committed, or after a moment: REQUEST_TIMED_OUT, and the
@@ -98,18 +104,33 @@ class MarkerWriter:
             )
         hosted = self._partitions.get(*partition)
         hosted.core.check_leader()
-        led = LedPartition(hosted, self._produce, None)
         if _is_missing(marker, partition, hosted):
             if partition.topic == GROUP_TOPIC:
-                await self._groups.end_transaction(
+                self._groups.end_transaction(
                     partition.partition,
                     lambda: self._append(marker, hosted),
                     marker.producer_id,
                     marker.committed,
                 )
-                return
-            self._append(marker, hosted)
-        await _committed(led)
+            else:
+                self._append(marker, hosted)
+        led = LedPartition(hosted, self._produce, None)
+        key = partition, marker.producer_id, marker.producer_epoch, led.leader_epoch
+        code = await asyncio.shield(self._committed(key, led))
+        self._commits.pop(key, None)
+        if code != ErrorCode.NONE:
+            raise error_for(code)
+
+    def _committed(self, key: _Marker, led: LedPartition) -> asyncio.Future[ErrorCode]:
+        """Ends when everything that the log has now is committed. A marker that comes again waits
+        for the same end: the present end of a busy log is always some time ahead."""
+        found = self._commits.get(key)
+        if found is None:
+            if len(self._commits) >= _REMEMBERED_MAX:
+                del self._commits[next(iter(self._commits))]
+            found = self._commits[key] = asyncio.get_running_loop().create_future()
+            led.when_committed(led.end_offset, found.set_result)
+        return found
 
     def _append(self, marker: pb.WriteTxnMarkersRequest.Marker, hosted: HostedPartition) -> None:
         batch = encode_control_batch(
@@ -174,17 +195,3 @@ def _described(entry: ProducerEntry) -> pb.DescribeProducersResponse.ProducerSta
         coordinator_epoch=entry.coordinator_epoch,
         current_txn_start_offset=-1 if first is None else first,
     )
-
-
-async def _committed(led: LedPartition) -> None:
-    """Returns when everything that the log has now is committed."""
-    waits: asyncio.Future[ErrorCode] = asyncio.get_running_loop().create_future()
-
-    def answer(code: ErrorCode) -> None:
-        if not waits.done():
-            waits.set_result(code)
-
-    led.when_committed(led.end_offset, answer)
-    code = await waits
-    if code != ErrorCode.NONE:
-        raise error_for(code)

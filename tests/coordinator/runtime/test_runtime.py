@@ -212,7 +212,7 @@ def test_a_new_leader_loads_all_records_and_is_busy_meanwhile() -> None:
             producer_id=77,
             producer_epoch=0,
         )
-        await runtime.end_transaction(3, lambda: log.append(marker), 77, True)
+        runtime.end_transaction(3, lambda: log.append(marker), 77, True)
         log.leader_epoch, log.reads_wait_s = 6, 0.5
         runtime.leading(3, log)
         with pytest.raises(CoordinatorLoadInProgressError):
