@@ -470,6 +470,7 @@ class Admission:
                 lane.parked.clear()
                 lane.splitting = None
                 for one in parked:
+                    self._lost(error)
                     one.fail(error)
             lanes.clear()
         self._missed.clear()

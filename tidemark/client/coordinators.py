@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from math import inf
 from random import Random
 from typing import TypeVar
 
@@ -94,7 +95,7 @@ class CoordinatorCalls:
     ) -> R:
         """Sends a request once. `codes` gives the errors of an answer, of which the first is
         raised."""
-        address = await self.address()
+        address = await self.address(timeout_ms)
         try:
             return await call_at(self._connections, address, request, response, codes, timeout_ms)
         except _MOVED:
@@ -128,7 +129,7 @@ class CoordinatorCalls:
                     raise
             await asyncio.sleep(wait_ms / 1000)
 
-    async def address(self) -> str:
+    async def address(self, timeout_ms: float | None = None) -> str:
         """The coordinator's "host:port", as far as it is known. Raises CoordinatorNotAvailableError
         and errors of the node that was asked."""
         if not self._address:
@@ -142,7 +143,7 @@ class CoordinatorCalls:
                 request,
                 pb.FindCoordinatorResponse,
                 lambda _: (),
-                min(_FIND_TIMEOUT_MS, self._connections.request_timeout_ms),
+                min(_FIND_TIMEOUT_MS, self._connections.request_timeout_ms, timeout_ms or inf),
             )
             for found in answer.coordinators:
                 raise_for(found.error_code, found.error_message)
