@@ -7,6 +7,7 @@ late, is known: the log is past it, and it is not written into the next transact
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterable
 from typing import Any
 
@@ -31,6 +32,8 @@ from tidemark.errors import (
 from tidemark.records.control import EndTransactionMarker, encode_control_batch
 from tidemark.types import GROUP_TOPIC, TopicPartition
 from tidemark.v1 import transaction_pb2 as pb
+
+logger = logging.getLogger(__name__)
 
 _PATIENCE_S = 0.2  # for the replicas of one marker: it holds up others of the same request
 _MAX_EPOCH = 2**15 - 1
@@ -165,8 +168,9 @@ class MarkerWriter:
 def _is_missing(
     marker: pb.WriteTxnMarkersRequest.Marker, partition: TopicPartition, hosted: HostedPartition
 ) -> bool:
-    """Whether the log needs the marker. Raises TransactionCoordinatorFencedError for one of an
-    earlier coordinator, and InvalidProducerEpochError if a later transaction is open."""
+    """Whether the log needs the marker, which ends the transaction of the epoch before its own.
+    Raises TransactionCoordinatorFencedError for one of an earlier coordinator, and
+    InvalidProducerEpochError if a later transaction is open."""
     known = hosted.log.producers.producers.get(marker.producer_id)
     if known is None:
         return True
@@ -175,14 +179,24 @@ def _is_missing(
             f"{partition}: a marker of coordinator epoch {marker.coordinator_epoch} comes behind"
             f" one of {known.coordinator_epoch}"
         )
-    if known.producer_epoch < marker.producer_epoch:
-        return True
-    if known.current_txn_first_offset is not None:
+    if known.current_txn_first_offset is None:
+        return known.producer_epoch < marker.producer_epoch
+    if known.producer_epoch < marker.producer_epoch - 1:  # it hangs, and its outcome is not this
+        logger.warning(
+            "%s: a transaction of producer %d and epoch %d is open since offset %d, whose end was"
+            " lost: `tidemark transactions abort` ends it",
+            partition,
+            marker.producer_id,
+            known.producer_epoch,
+            known.current_txn_first_offset,
+        )
+        return False
+    if known.producer_epoch >= marker.producer_epoch:
         raise InvalidProducerEpochError(
             f"{partition}: producer {marker.producer_id} has a transaction of epoch"
             f" {known.producer_epoch} open, and a marker of epoch {marker.producer_epoch} ends none"
         )
-    return False
+    return True
 
 
 def _described(entry: ProducerEntry) -> pb.DescribeProducersResponse.ProducerState:

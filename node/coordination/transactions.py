@@ -24,7 +24,7 @@ from coordinator.runtime.now import Now
 from coordinator.runtime.result import CoordinatorResult
 from coordinator.runtime.runtime import CoordinatorRuntime
 from coordinator.transactions.shard import TransactionSettings, TransactionShard
-from coordinator.transactions.transaction import ProducerIdAndEpoch
+from coordinator.transactions.transaction import PREPARED, ProducerIdAndEpoch
 from node.coordination.internal_topics import CoordinatorTopic, InternalTopic
 from node.coordination.marker_sender import MarkerSender, state_name, unknown_partitions
 from node.coordination.marker_writer import MarkerWriter
@@ -313,7 +313,8 @@ def _describing(transactional_id: str) -> Callable[[TransactionShard], Transacti
 def _fill(found: pb.DescribeTransactionsResponse.Description, state: TransactionLogValue) -> None:
     found.transaction_state = state_name(state.transaction_status)
     found.transaction_timeout_ms = state.transaction_timeout_ms
-    found.transaction_start_time_ms = state.transaction_start_timestamp_ms
+    is_open = state.transaction_status in (TransactionState.ONGOING, *PREPARED)
+    found.transaction_start_time_ms = state.transaction_start_timestamp_ms if is_open else -1
     found.transaction_last_update_time_ms = state.transaction_last_update_timestamp_ms
     found.producer_id = state.producer_id
     found.producer_epoch = state.producer_epoch

@@ -232,6 +232,41 @@ def test_a_marker_that_comes_twice_or_late_does_not_end_the_next_transaction() -
     told(story)
 
 
+def test_a_transaction_whose_end_was_lost_does_not_end_as_the_next_one() -> None:
+    """As after an unclean election: its coordinator has told this partition, and forgotten it."""
+
+    async def story(stubs: Stubs) -> None:
+        one = await Transactions(stubs, "one").init()
+        lost = one.batch(["its outcome is lost"], 0)
+        await one.send("b", 0, "kept")
+        await one.end(committed=True)
+        await one.until("CompleteCommit")
+        leader = stubs.cluster.leader("a")
+        assert leader is not None
+        server = stubs.cluster.nodes[leader].server
+        assert server is not None and server.broker is not None
+        hosted = server.broker.partitions.find(TopicPartition("a", 0))
+        assert hosted is not None
+        epoch, now_ms = hosted.core.leader_epoch, 1_400_000_000_000
+        hosted.log.append_as_leader(lost, epoch, now_ms, verified=True)
+        hosted.appended(0)
+        await one.send("b", 0, "kept, too")
+        with pytest.raises(InvalidTxnStateError, match="whose end was lost"):
+            await one.send("a", 0, "refused")
+        await one.end(committed=True)
+        await one.until("CompleteCommit")
+        assert await stubs.read("a") == []
+        assert [p.current_txn_start_offset for p in await producers(stubs)] == [0]
+        assert await written(stubs, marker(one.producer_id, 1, 0)) == ErrorCode.NONE
+        one.sequences.clear()
+        await one.send("a", 0, "seen")
+        await one.end(committed=True)
+        await one.until("CompleteCommit")
+        assert await stubs.read("a") == ["seen"]
+
+    told(story)
+
+
 def marker(producer_id: int, epoch: int, coordinator_epoch: int) -> pb.WriteTxnMarkersRequest:
     """An abort of a-0."""
     request = pb.WriteTxnMarkersRequest()
@@ -317,6 +352,7 @@ def test_an_operator_sees_what_is_open_and_where() -> None:
         await Transactions(stubs, "two").init()
         await one.send("a", 0, "x")
         await one.send("b", 1, "x", "y")
+        assert (await one.describe()).transaction_start_time_ms > 0
         found = await one.describe()
         assert found.transaction_state == "Ongoing"
         assert [(t.name, list(t.partitions)) for t in found.topics] == [("a", [0]), ("b", [1])]
