@@ -13,6 +13,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 from coordinator.records.types import RecordTypes
@@ -82,7 +83,13 @@ class _Context(Generic[S]):
     failed: str = ""
     timer: asyncio.TimerHandle | None = None
     due_ms: int | None = None  # the deadline that the timer is set for
-    waiting: set[asyncio.Future[None]] = field(default_factory=set)
+    waiting: dict[int, dict[asyncio.Future[None], None]] = field(default_factory=dict)
+    """Answers that wait for a commit, by the end offset."""
+
+    def committed(self, end_offset: int, code: ErrorCode) -> None:
+        """Gives the answers that wait for an end offset."""
+        for waits in self.waiting.pop(end_offset, ()):
+            _end(waits, code)
 
 
 class CoordinatorRuntime(Generic[S]):
@@ -131,7 +138,7 @@ class CoordinatorRuntime(Generic[S]):
             context.load.cancel()
         if context.timer is not None:
             context.timer.cancel()
-        for waits in list(context.waiting):
+        for waits in [waits for some in context.waiting.values() for waits in some]:
             if not waits.done():
                 waits.set_exception(self._not_coordinator(partition))
 
@@ -273,25 +280,21 @@ class CoordinatorRuntime(Generic[S]):
         """Waits until all that was appended so far is committed."""
         loop = asyncio.get_running_loop()
         waits: asyncio.Future[None] = loop.create_future()
-
-        def answer(code: ErrorCode) -> None:
+        end_offset = context.log.end_offset
+        some = context.waiting.get(end_offset)
+        if some is not None:  # the log is asked once, however many come while nothing is committed
+            some[waits] = None
+        else:
+            some = context.waiting[end_offset] = {waits: None}
+            context.log.when_committed(end_offset, partial(context.committed, end_offset))
             if waits.done():
-                return
-            if code == ErrorCode.NONE:
-                waits.set_result(None)
-            else:
-                waits.set_exception(_told(error_for(code)))
-
-        context.log.when_committed(context.log.end_offset, answer)
-        if waits.done():
-            return waits.result()
-        context.waiting.add(waits)
-        timer = loop.call_later(self._timeout_ms / 1000, answer, ErrorCode.REQUEST_TIMED_OUT)
+                return waits.result()
+        timer = loop.call_later(self._timeout_ms / 1000, _end, waits, ErrorCode.REQUEST_TIMED_OUT)
         try:
             await waits
         finally:
             timer.cancel()
-            context.waiting.discard(waits)
+            some.pop(waits, None)
 
     # --- deadlines
 
@@ -326,6 +329,15 @@ class CoordinatorRuntime(Generic[S]):
             self._set_timer(context, _RETRY_MS)
             return
         self._after(context)
+
+
+def _end(waits: asyncio.Future[None], code: ErrorCode) -> None:
+    if waits.done():
+        return
+    if code == ErrorCode.NONE:
+        waits.set_result(None)
+    else:
+        waits.set_exception(_told(error_for(code)))
 
 
 def _told(error: ApiError) -> ApiError:

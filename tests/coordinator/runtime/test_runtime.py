@@ -160,6 +160,31 @@ def test_an_answer_comes_with_the_commit_of_its_records() -> None:
     run(main)
 
 
+def test_requests_that_wait_for_one_commit_are_kept_in_one_place() -> None:
+    """Replicas that are gone for an hour do not have the log keep each request of that hour."""
+
+    async def main(runtime: CoordinatorRuntime[Shard]) -> None:
+        log = FakeLog()
+        await lead(runtime, log)
+        log.commits_at_once = False
+        written = asyncio.ensure_future(runtime.write(3, put("a")))
+        await asyncio.sleep(0)
+        for _ in range(10):
+            with pytest.raises(CoordinatorNotAvailableError):
+                await runtime.read(3, lambda shard: len(shard.epochs))
+        assert len(log.waiting) == 1
+        with pytest.raises(CoordinatorNotAvailableError):
+            await written
+        reads = [asyncio.ensure_future(runtime.read(3, lambda shard: shard.epochs)) for _ in "123"]
+        await asyncio.sleep(0)
+        reads[1].cancel()
+        log.commit()
+        assert await reads[0] == await reads[2] == {"a": 1}
+        assert not runtime._contexts[3].waiting
+
+    run(main)
+
+
 def test_a_failed_append_leaves_nothing_behind() -> None:
     async def main(runtime: CoordinatorRuntime[Shard]) -> None:
         log = FakeLog()
