@@ -16,6 +16,7 @@ from tests.client.virtual_cluster import Make, VirtualCluster, scenario
 from tests.coordinator.transactions.driver import Driver
 from tidemark import records
 from tidemark.client import AsyncProducer
+from tidemark.client.transactions.core import TransactionState
 from tidemark.errors import ApiError, ConcurrentTransactionsError, ErrorCode, code_of
 from tidemark.types import TopicPartition
 from tidemark.v1 import group_pb2, log_pb2
@@ -217,3 +218,15 @@ def play(story: Play, *, partitions: int = 2, nodes: int = 1, **settings: Any) -
         await producer.close()
 
     scenario(with_producer, partitions=partitions, nodes=nodes, cluster_type=TransactionalCluster)
+
+
+def state_of(producer: AsyncProducer) -> TransactionState:
+    return producer.required_transactions().core.state
+
+
+async def works(cluster: TransactionalCluster, producer: AsyncProducer) -> None:
+    """The producer can commit another transaction."""
+    before = cluster.committed().count(b"works")
+    async with producer.transaction():
+        producer.send("t", b"works", partition=0)
+    assert cluster.committed().count(b"works") == before + 1
