@@ -131,7 +131,7 @@ def test_a_topic_grows_by_as_many_partitions_as_an_atomic_change_holds(s: Scenar
 
 @pytest.mark.parametrize("name", ["__consumer_offsets", "__transaction_state"])
 def test_coordinators_keep_their_partitions(s: Scenario, name: str) -> None:
-    """Whom a broker coordinates follows from their number."""
+    """Their number decides which broker coordinates a group or a transactional id."""
     s.create(name, (1, 2), (2, 3))
     found = grow(s, name, 3)
     assert found.error_code == ErrorCode.INVALID_PARTITIONS
