@@ -1,7 +1,8 @@
 """The checks of a leader's append against the known producers (Kafka's ProducerAppendInfo).
 
-The next sequence is the last one + 1, and 0 after 2^31-1. A new epoch begins at sequence 0. An
-unknown producer may begin anywhere, because its state may have expired. An older epoch is refused.
+The next sequence is the last one + 1, and 0 after 2^31-1. A new epoch begins at sequence 0, and so
+does each transaction (KIP-890). An unknown producer may otherwise begin anywhere, because its state
+may have expired. An older epoch is refused.
 """
 
 from __future__ import annotations
@@ -96,6 +97,11 @@ def _check_one(
         raise InvalidTxnStateError(
             f"{who}: the batch is part of no transaction that a coordinator knows; send it without"
             " a transaction"
+        )
+    if of_client and epoch < 0 and header.is_transactional and header.base_sequence != 0:
+        raise OutOfOrderSequenceNumberError(
+            f"{who}: its transaction must begin at sequence 0 here, not {header.base_sequence}: an"
+            " earlier batch was not appended, or is lost"
         )
     if of_client and epoch >= 0:
         is_new = header.producer_epoch != epoch

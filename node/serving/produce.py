@@ -239,6 +239,7 @@ class ProduceHandler:
         result = produced.results[position]
         try:
             hosted = self._partitions.get(item.topic, item.index, item.topic_id)
+            _check_clients_write(hosted)
             if transactional_id and not verified:
                 added = self._adding(hosted, item, transactional_id)
                 if added is not None:
@@ -321,10 +322,6 @@ class ProduceHandler:
         verified: bool,
     ) -> None:
         core, result = hosted.core, produced.results[position]
-        if hosted.topic_partition.topic in COORDINATOR_TOPICS:
-            raise InvalidTopicError(
-                f"{hosted.topic_partition.topic} is written by coordinators alone"
-            )
         core.check_leader()
         if acks == ACKS_ALL:
             core.check_enough_replicas()
@@ -344,6 +341,12 @@ class ProduceHandler:
         hosted.appended(self._clock.mono_ms())
         if acks == ACKS_ALL:
             hosted.answer_acks()
+
+
+def _check_clients_write(hosted: HostedPartition) -> None:
+    topic = hosted.topic_partition.topic
+    if topic in COORDINATOR_TOPICS:
+        raise InvalidTopicError(f"{topic} is written by coordinators alone")
 
 
 def _ack_of(hosted: HostedPartition, position: int, required: int, wait: Produced) -> PendingAck:

@@ -106,6 +106,27 @@ def test_a_batch_of_no_transaction_is_refused() -> None:
     told(story)
 
 
+def test_a_batch_before_which_another_one_failed_is_not_the_first_of_its_transaction() -> None:
+    """Of two on their way the first is refused, as while its coordinator moves."""
+
+    async def story(stubs: Stubs) -> None:
+        one = await Transactions(stubs, "one").init()
+        first, second = (one.request("a", 0, value) for value in ("first", "second"))
+        for request, code in (
+            (second, ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER),
+            (first, ErrorCode.NONE),
+            (second, ErrorCode.NONE),
+        ):
+            leader = stubs.cluster.leader("a")
+            assert leader is not None
+            assert (await stubs.call(leader, request)).responses[0].error_code == code
+        await one.end(committed=True)
+        await one.until("CompleteCommit")
+        assert await stubs.read("a") == ["first", "second"]
+
+    told(story)
+
+
 def test_offsets_count_when_their_transaction_is_committed() -> None:
     async def story(stubs: Stubs) -> None:
         one = await Transactions(stubs, "one").init()
@@ -333,15 +354,16 @@ def test_requests_that_are_no_transactions_are_refused() -> None:
 
 def test_clients_write_nothing_where_coordinators_do() -> None:
     async def story(stubs: Stubs) -> None:
-        await Transactions(stubs, "one").init()
-        request = log_pb2.ProduceRequest(acks=-1, timeout_ms=5_000)
-        request.partition_data.add(topic="__transaction_state", index=0).plain_records.add(
-            value=b"x"
-        )
-        leader = stubs.cluster.leader("__transaction_state")
+        one = await Transactions(stubs, "one").init()
+        topic = "__transaction_state"
+        plain = log_pb2.ProduceRequest(acks=-1, timeout_ms=5_000)
+        plain.partition_data.add(topic=topic, index=0).plain_records.add(value=b"x")
+        leader = stubs.cluster.leader(topic)
         assert leader is not None
-        (part,) = (await stubs.call(leader, request)).responses
-        assert part.error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
+        for request in (plain, one.request(topic, 0, "x")):
+            (part,) = (await stubs.call(leader, request)).responses
+            assert part.error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
+        assert (await one.describe()).transaction_state == "Empty", "it is not in a transaction"
 
     told(story)
 
