@@ -223,6 +223,26 @@ def test_the_abort_after_an_error_takes_a_limited_time_and_is_finished_by_the_ne
     play(story)
 
 
+def test_a_call_of_another_task_that_hangs_does_not_keep_the_transaction_open() -> None:
+    async def story(cluster: TransactionalCluster, producer: AsyncProducer) -> None:
+        cluster.fates["TxnOffsetCommit"].extend([HANG] * 40)
+        begun = now_s()
+        with pytest.raises(KeyError):
+            async with producer.transaction():
+                await producer.send("t", b"gone", partition=0)
+                offsets = producer.send_offsets_to_transaction({T0: 1}, GROUP)
+                hanging = asyncio.create_task(offsets)
+                await asyncio.sleep(0.1)
+                raise KeyError
+        assert now_s() - begun < 5.5
+        assert state_of(producer) is S.ABORTABLE_ERROR
+        await works(cluster, producer)
+        await asyncio.gather(hanging, return_exceptions=True)
+        assert cluster.committed() == [b"works"]
+
+    play(story)
+
+
 def test_a_cancelled_flush_at_the_end_of_the_block_aborts() -> None:
     async def story(cluster: TransactionalCluster, producer: AsyncProducer) -> None:
         cluster.faults[T0].append(Fault(wait_for=asyncio.Event()))

@@ -21,6 +21,7 @@ from tidemark.v1 import transaction_pb2 as pb
 logger = logging.getLogger(__name__)
 
 _ABORT_S = 5.0  # for the abort after an error, which its caller waits for
+_TO_ABORT = (TransactionState.ABORTABLE_ERROR, TransactionState.ABORTING)
 _OPEN = (TransactionState.IN_TRANSACTION, TransactionState.ABORTABLE_ERROR)
 
 Calls = Callable[[str, group_pb2.CoordinatorType.ValueType], CoordinatorCalls]
@@ -184,7 +185,7 @@ class ProducerTransactions:
         """Begins a transaction, after what has to be done before."""
         if self.core.state is TransactionState.UNINITIALIZED:
             await self.init(None)
-        elif self.core.state is TransactionState.ABORTING:
+        elif self.core.state in _TO_ABORT:
             await self.abort()
         self.begin()
 
@@ -202,6 +203,8 @@ class ProducerTransactions:
         """Aborts what is open, for a limited time. Raises no error of it: the caller has one."""
         if self.core.state not in _OPEN:
             return
+        # At once: a call of another task may hold the abort up.
+        self.core.failed(TransactionAbortedError("its block ended with an error"))
         try:
             async with asyncio.timeout(_ABORT_S):
                 await self.abort()
