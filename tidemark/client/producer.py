@@ -315,7 +315,8 @@ class AsyncProducer(AsyncCloses):
         timeout_ms: float | None = None,
     ) -> None:
         """Commits offsets of a group with the transaction (KIP-447), such as
-        `consumer.positions()` and `consumer.group_metadata()`.
+        `consumer.positions()` and `consumer.group_metadata()`. Get the records by a poll: within
+        `async for` the positions do not cover the present record.
 
         Raises CommitFailedError if the consumer is not the group's member any more, and ValueError
         for a negative offset. After any failure of the call the transaction has to be aborted.
