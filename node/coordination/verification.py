@@ -100,9 +100,16 @@ class TransactionVerifier:
         finally:
             asked = self._pending[key]
             for partition in partitions:
-                _end(asked.pop(partition), None if is_added else problem)
-            if not asked:
-                del self._pending[key]
+                _end(asked[partition], None if is_added else problem)
+            # Batches are appended in the next turn. Who comes before that gets in line behind them.
+            asyncio.get_running_loop().call_soon(self._forget, key, partitions)
+
+    def _forget(self, key: _Transaction, partitions: list[TopicPartition]) -> None:
+        asked = self._pending.get(key, {})
+        for partition in partitions:
+            asked.pop(partition, None)
+        if not asked:
+            self._pending.pop(key, None)
 
     async def _add(
         self,

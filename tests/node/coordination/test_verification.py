@@ -95,6 +95,27 @@ def test_a_question_under_way_is_asked_once_and_later_ones_again() -> None:
     told(scenario)
 
 
+def test_who_comes_amid_the_answer_is_behind_those_that_waited() -> None:
+    """Once the first batch is appended the third one does not wait: the second must not either."""
+
+    async def scenario(verifier: TransactionVerifier, peers: FakePeers) -> None:
+        order: list[int] = []
+        first = verifier.add("one", ONE, PARTITIONS[0])
+        first.add_done_callback(lambda _: order.append(1))
+        await turn()
+        peers.answers[0].set_result(ErrorCode.NONE)
+        while not first.done():  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        assert order == []
+        second = verifier.add("one", ONE, PARTITIONS[0])
+        second.add_done_callback(lambda _: order.append(2))
+        await turn()
+        assert order == [1, 2]
+        assert not verifier._pending
+
+    told(scenario)
+
+
 @pytest.mark.parametrize(
     ("answered", "error"),
     [
