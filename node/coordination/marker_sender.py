@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -31,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 _TIMEOUT_MS = 5_000  # of one request; a leader answers much earlier
 _REQUESTS_MAX = 5  # to one broker at a time: what comes meanwhile goes together
-_MARKERS_MAX = 1_000  # of one request
+_MARKERS_MAX = 1_000  # of one request, counted by partition; more if one transaction has more
 _PAUSES_S = (0.05, 0.1, 0.2, 0.5, 1.0)  # between tries
 
 # The log is past this marker. (TRANSACTION_COORDINATOR_FENCED is not among them: it is told to a
@@ -52,8 +53,18 @@ class _Leader:
     """The markers that wait for one broker."""
 
     def __init__(self) -> None:
-        self.waiting: list[_Send] = []
+        self.waiting: deque[_Send] = deque()
         self.requests = 0
+
+    def take(self) -> list[_Send]:
+        """Those of the next request."""
+        taken, count = [self.waiting.popleft()], 0
+        while self.waiting:
+            count += len(taken[-1].partitions)
+            if count + len(self.waiting[0].partitions) > _MARKERS_MAX:
+                break
+            taken.append(self.waiting.popleft())
+        return taken
 
 
 class MarkerSender:
@@ -186,9 +197,7 @@ class MarkerSender:
 
     async def _ask(self, leader: int, queue: _Leader) -> None:
         while queue.waiting:
-            sends = queue.waiting[:_MARKERS_MAX]
-            del queue.waiting[:_MARKERS_MAX]
-            await self._write(leader, sends)
+            await self._write(leader, queue.take())
         queue.requests -= 1
 
     async def _write(self, leader: int, sends: list[_Send]) -> None:

@@ -14,6 +14,7 @@ from coordinator.runtime.now import Now
 from coordinator.runtime.runtime import CoordinatorRuntime
 from coordinator.transactions.shard import TransactionSettings, TransactionShard
 from coordinator.transactions.transaction import ProducerIdAndEpoch
+from node.coordination import marker_sender
 from node.coordination.marker_sender import MarkerSender
 from node.coordination.verification import partitions_in
 from tests import virtual_time
@@ -210,6 +211,30 @@ def test_markers_that_come_together_go_in_few_requests() -> None:
         assert all(map(coordinator.is_over, names))
         assert len(brokers.told) == 200
         assert len(brokers.requests) <= 12
+
+    told(scenario)
+
+
+def test_a_request_has_as_many_markers_as_its_receiver_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Counted by partition, as the receiver does: what is refused once is refused forever."""
+    monkeypatch.setattr(marker_sender, "_MARKERS_MAX", 10)
+
+    async def scenario(coordinator: Coordinator, brokers: Brokers) -> None:
+        brokers.leaders = dict.fromkeys(range(12), 1)
+        sizes = [3, 3, 3, 3, 12, 1, 9, 10, 1] * 3
+        for number, size in enumerate(sizes):
+            some = [TopicPartition("t", partition) for partition in range(size)]
+            await coordinator.decided(f"t{number}", *some)
+        await asyncio.sleep(5)
+        assert len(brokers.told) == sum(sizes)
+        asked = [
+            [len(partitions_in(marker.topics)) for marker in request.markers]
+            for request in brokers.requests
+        ]
+        assert all(sum(request) <= 10 or len(request) == 1 for request in asked)
+        assert max(map(len, asked)) > 1
 
     told(scenario)
 
