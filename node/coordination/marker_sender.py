@@ -49,6 +49,19 @@ class _Send:
     codes: asyncio.Future[dict[TopicPartition, ErrorCode]]
 
 
+class _Problems:
+    """Logs what holds up the end of one transaction: once, however often it is tried."""
+
+    def __init__(self, transactional_id: str) -> None:
+        self._transactional_id = transactional_id
+        self._known: dict[str, str] = {}
+
+    def note(self, place: str, problem: str) -> None:
+        if self._known.get(place) != problem:
+            self._known[place] = problem
+            logger.info("marker of %s in %s: %s", self._transactional_id, place, problem)
+
+
 class _Leader:
     """The markers that wait for one broker."""
 
@@ -135,21 +148,21 @@ class MarkerSender:
     ) -> None:
         if before is not None:  # of the transaction before, or of an earlier leadership
             await asyncio.wait((before,))
-        tries = 0
+        tries, problems = 0, _Problems(transactional_id)
         while True:
             try:
-                if await self._step(partition, transactional_id):
+                if await self._step(partition, transactional_id, problems):
                     return
             except NotCoordinatorError:
                 return
             except ApiError as error:
-                logger.info("markers of %s: %s", transactional_id, error)
+                problems.note("the coordinator", str(error))
             except Exception as error:
                 logger.exception("markers of %s: %r", transactional_id, error)
             await asyncio.sleep(_PAUSES_S[min(tries, len(_PAUSES_S) - 1)])
             tries += 1
 
-    async def _step(self, partition: int, transactional_id: str) -> bool:
+    async def _step(self, partition: int, transactional_id: str, problems: _Problems) -> bool:
         """Tells all partitions that lack the marker once; True if nothing is left."""
         runtime = self._runtime()
         markers = await runtime.read(partition, lambda shard: shard.pending_of(transactional_id))
@@ -173,7 +186,7 @@ class MarkerSender:
                 if code in _WRITTEN:
                     done.add(found)
                 if code != ErrorCode.NONE:
-                    logger.info("marker of %s in %s: %s", transactional_id, found, code.name)
+                    problems.note(str(found), code.name)
         if markers.partitions and not done:
             return False
         await runtime.write(

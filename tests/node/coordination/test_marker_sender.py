@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any, cast
@@ -164,6 +165,19 @@ def test_a_partition_that_refuses_is_told_again_and_no_other(code: ErrorCode) ->
         assert await coordinator.until_over("one") < 1.5
 
     told(scenario)
+
+
+def test_what_holds_up_an_end_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(coordinator: Coordinator, brokers: Brokers) -> None:
+        brokers.answer = lambda _: ErrorCode.NOT_ENOUGH_REPLICAS
+        await coordinator.decided("one", A, B)
+        await asyncio.sleep(60)
+        brokers.answer = lambda _: ErrorCode.NOT_LEADER_OR_FOLLOWER
+        await asyncio.sleep(60)
+
+    caplog.set_level(logging.INFO, "node.coordination.marker_sender")
+    told(scenario)
+    assert len(caplog.messages) == 4
 
 
 def test_a_log_that_is_past_the_marker_needs_it_no_more() -> None:
