@@ -7,11 +7,13 @@ import gc
 from random import Random
 from typing import Any
 
+import pytest
+
 from tests import virtual_time
 from tidemark.client.connections import Connections
 from tidemark.client.metadata import MetadataCache
 from tidemark.client.retry import RetryPolicy
-from tidemark.errors import NetworkError
+from tidemark.errors import NetworkError, RequestTimedOutError
 from tidemark.types import Endpoint
 from tidemark.v1 import log_pb2
 
@@ -123,5 +125,28 @@ def test_a_look_up_that_waits_longer_than_topics_stay_goes_on_asking() -> None:
         found = await cache.topic("t", 700_000)
         assert found.partitions[0].leader == 1
         assert all(asked == ["t"] for asked in connections.asked)
+
+    virtual_time.run(main())
+
+
+def test_a_node_that_hangs_does_not_lengthen_a_look_up() -> None:
+    """The request that it holds goes on for others; this waiter has its own time."""
+
+    class Hung(Answering):
+        async def call(self, *arguments: Any, **named: Any) -> Any:
+            await asyncio.sleep(named["timeout_ms"] / 1000)
+            raise RequestTimedOutError("no answer")
+
+    async def main() -> None:
+        hung = [Endpoint("127.0.0.1", port) for port in (1, 2, 3)]
+        cache = MetadataCache(Hung(), hung, retry=RetryPolicy(), rng=Random(1))
+        loop = asyncio.get_running_loop()
+        with pytest.raises(RequestTimedOutError, match="topic 't': no node answered in 7000 ms"):
+            await cache.topic("t", 7_000)
+        assert round(loop.time(), 3) == 7
+        with pytest.raises(RequestTimedOutError, match="no answer"):
+            await cache.topic("t", 20_000)  # the error of the nodes, where there is one
+        assert round(loop.time(), 3) == 27
+        await cache.close()
 
     virtual_time.run(main())

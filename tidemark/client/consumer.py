@@ -91,13 +91,15 @@ class _LookUps:
             {checked_partition(partition): timestamp for partition, timestamp in timestamps.items()}
         )
 
-    async def partitions_for(self, topic: str) -> list[TopicPartition]:
+    async def partitions_for(
+        self, topic: str, timeout_ms: float | None = None
+    ) -> list[TopicPartition]:
         """The partitions of a topic, by number.
 
-        Raises UnknownTopicOrPartitionError after the default timeout.
+        Raises UnknownTopicOrPartitionError after `timeout_ms` or the default timeout.
         """
         self._connections.check_fork()
-        found = await self._metadata.topic(topic)
+        found = await self._metadata.topic(topic, timeout_ms)
         return [TopicPartition(topic, number) for number in sorted(found.partitions)]
 
 
@@ -249,12 +251,20 @@ class AsyncConsumer(_LookUps, AsyncCloses):
         """The partitions read now, in order."""
         return sorted(self._assignment.partitions)
 
-    def seek(self, partition: TopicPartition, offset: int, leader_epoch: int | None = None) -> None:
+    def seek(
+        self,
+        partition: TopicPartition,
+        offset: int,
+        leader_epoch: int | None = None,
+        *,
+        topic_id: UUID | None = None,
+    ) -> None:
         """Sets the position: the next record of `partition` is the first at or after `offset`.
 
         `leader_epoch` is the epoch of the record before it, as `position_and_epoch` returns it:
-        the next fetch then notices whether the log was truncated since (KIP-320). Raises
-        ValueError if the partition is not assigned, or a number is negative or too large.
+        the next fetch then notices whether the log was truncated since (KIP-320). With `topic_id`
+        it notices whether the topic was made anew. Raises ValueError if the partition is not
+        assigned, or a number is negative or too large.
         """
         if not 0 <= offset < 1 << 63:
             raise ValueError(f"{partition}: an offset is not negative, of 64 bits: {offset}")
@@ -263,7 +273,7 @@ class AsyncConsumer(_LookUps, AsyncCloses):
                 f"{partition}: a leader epoch is not negative, of 32 bits: {leader_epoch}"
             )
         epoch = UNKNOWN_EPOCH if leader_epoch is None else leader_epoch
-        self._seek(partition, Position(offset, epoch))
+        self._seek(partition, Position(offset, epoch, topic_id.bytes if topic_id else b""))
 
     def _seek(self, partition: TopicPartition, to: Target) -> None:
         self._fetcher.core.seek(self._partition(partition), to)

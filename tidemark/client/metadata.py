@@ -237,10 +237,17 @@ class MetadataCache:
         """
         started_ms = self._now_ms()
         limit = self._retry.timeout_ms if timeout_ms is None else timeout_ms
-        attempt = 0
+        attempt, problem = 0, None
         while True:
             self.look_up([name])
-            problem = await self._look_up(name)
+            left_s = (limit - (self._now_ms() - started_ms)) / 1000
+            try:
+                async with asyncio.timeout(left_s):  # a node that hangs must not make it longer
+                    problem = await self._look_up(name)
+            except TimeoutError:
+                raise problem or RequestTimedOutError(
+                    f"topic {name!r}: no node answered in {limit:.0f} ms"
+                ) from None
             if problem is None:
                 return self._topics[name]
             attempt += 1

@@ -18,6 +18,7 @@ from tidemark.errors import (
     ApiError,
     LeaderNotAvailableError,
     NetworkError,
+    RequestTimedOutError,
     UnknownServerError,
     UnknownTopicOrPartitionError,
     error_for,
@@ -58,12 +59,20 @@ class OffsetLookup:
         if timeout_ms is not None:
             policy = RetryPolicy(int(timeout_ms), policy.backoff_ms, policy.backoff_max_ms)
         found: dict[TopicPartition, OffsetAndTimestamp | None] = {}
+        problem: ApiError | None = None
         started_ms, attempt = monotonic_ms(), 0
         while len(found) < len(timestamps):
             missing = {p: ts for p, ts in timestamps.items() if p not in found}
             # In each round: a consumer that no longer reads a topic forgets it meanwhile.
             self._metadata.look_up(partition.topic for partition in missing)
-            problem = await self._round(missing, found)
+            left_s = policy.timeout_ms / 1000 - (monotonic_ms() - started_ms) / 1000
+            try:
+                async with asyncio.timeout(left_s):  # a node that hangs must not make it longer
+                    problem = await self._round(missing, found)
+            except TimeoutError:
+                raise problem or RequestTimedOutError(
+                    f"no offsets of {next(iter(missing))} in {policy.timeout_ms} ms"
+                ) from None
             if problem is None:
                 continue
             attempt += 1

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Concatenate, ParamSpec, TypeVar
+from uuid import UUID
 
 from tidemark.client.admin import AsyncAdmin
 from tidemark.client.admission import check_record
@@ -348,9 +349,9 @@ class _LookUps(Face):
         """The first record at or after each timestamp (ms)."""
         return self._thread.run(self._core.offsets_for_times(timestamps))
 
-    def partitions_for(self, topic: str) -> list[TopicPartition]:
+    def partitions_for(self, topic: str, timeout_ms: float | None = None) -> list[TopicPartition]:
         """The partitions of a topic."""
-        return self._thread.run(self._core.partitions_for(topic))
+        return self._thread.run(self._core.partitions_for(topic, timeout_ms))
 
 
 class Consumer(_LookUps):
@@ -412,9 +413,18 @@ class Consumer(_LookUps):
         found: ConsumerGroupMetadata = self._call(self._core.group_metadata)
         return found
 
-    def seek(self, partition: TopicPartition, offset: int, leader_epoch: int | None = None) -> None:
+    def seek(
+        self,
+        partition: TopicPartition,
+        offset: int,
+        leader_epoch: int | None = None,
+        *,
+        topic_id: UUID | None = None,
+    ) -> None:
         """Sets the position: the next record of `partition` is the first at or after `offset`."""
-        self._call(self._core.seek, partition, offset, leader_epoch)
+        self._call(
+            functools.partial(self._core.seek, topic_id=topic_id), partition, offset, leader_epoch
+        )
 
     def seek_to_beginning(self, *partitions: TopicPartition) -> None:
         """Moves these partitions, or all, to their log start."""
