@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from uuid import UUID
 
 import grpc
 
@@ -57,10 +58,15 @@ class FakePartition:
 
 
 class FakeLog(log_pb2_grpc.LogServicer):
-    """The service over `partitions`; `fetches` counts requests of FetchStream."""
+    """The service over `partitions`; `fetches` counts requests of FetchStream.
+
+    All topics have the id `topic_id`, and fetches of another one are refused.
+    """
 
     def __init__(self, partitions: dict[TopicPartition, FakePartition]) -> None:
         self.partitions = partitions
+        self.topic_id = UUID(bytes=b"\x01" * 16)
+        self.leader_epoch = 0
         self.port = 0
         self.fetches = 0
 
@@ -73,12 +79,15 @@ class FakeLog(log_pb2_grpc.LogServicer):
         answer.brokers.add(node_id=1, host="127.0.0.1", port=self.port)
         for name in request.topics:
             numbers = [tp.partition for tp in self.partitions if tp.topic == name]
-            topic = answer.topics.add(name=name, topic_id=b"\x01" * 16)
+            topic = answer.topics.add(name=name, topic_id=self.topic_id.bytes)
             if not numbers:
                 topic.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             for number in numbers:
                 topic.partitions.add(
-                    partition_index=number, leader_id=1, leader_epoch=0, replica_nodes=[1]
+                    partition_index=number,
+                    leader_id=1,
+                    leader_epoch=self.leader_epoch,
+                    replica_nodes=[1],
                 )
         return answer
 
@@ -92,7 +101,7 @@ class FakeLog(log_pb2_grpc.LogServicer):
                 partition_index=asked.partition_index,
                 offset=offset,
                 timestamp=asked.timestamp if offset >= 0 and asked.timestamp >= 0 else -1,
-                leader_epoch=0,
+                leader_epoch=self.leader_epoch,
             )
         return answer
 
@@ -106,7 +115,15 @@ class FakeLog(log_pb2_grpc.LogServicer):
     def _fetch(self, request: log_pb2.FetchRequest) -> log_pb2.FetchResponse:
         answer = log_pb2.FetchResponse()
         for asked in request.partitions:
-            log = self.partitions[TopicPartition(asked.topic, asked.partition)]
+            log = self.partitions.get(TopicPartition(asked.topic, asked.partition))
+            if log is None or asked.topic_id not in (b"", self.topic_id.bytes):
+                unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                answer.responses.add(
+                    topic=asked.topic,
+                    partition_index=asked.partition,
+                    error_code=unknown if log is None else ErrorCode.UNKNOWN_TOPIC_ID,
+                )
+                continue
             found = answer.responses.add(
                 topic=asked.topic,
                 partition_index=asked.partition,

@@ -77,9 +77,24 @@ def test_a_range_that_is_gone_altogether_is_empty_where_loss_is_tolerated() -> N
     assert plan_ranges({A0: 1}, {A0: 5}, EARLIEST, LATEST, fail_on_data_loss=False) == []
 
 
-def test_a_start_above_its_end_is_refused_even_where_loss_is_tolerated() -> None:
+@pytest.mark.parametrize("tolerates", [False, True])
+def test_a_start_above_its_end_within_the_log_is_refused(tolerates: bool) -> None:
     with pytest.raises(ConfigError, match="starting offset 40 is above the ending offset 30"):
-        plan_ranges({A0: 40}, {A0: 30}, EARLIEST, LATEST, fail_on_data_loss=False)
+        plan_ranges({A0: 40}, {A0: 30}, EARLIEST, LATEST, fail_on_data_loss=not tolerates)
+
+
+@pytest.mark.parametrize("end", [100, 600])
+def test_a_start_above_the_log_is_loss_and_reads_nothing_where_that_is_tolerated(end: int) -> None:
+    """As after a topic was made anew: the end is the log's, below the start."""
+    with pytest.raises(DataLossError, match="a-0: asked from 500 on, but the log ends at 100"):
+        plan_ranges({A0: 500}, {A0: end}, EARLIEST, LATEST, fail_on_data_loss=True)
+    assert plan_ranges({A0: 500}, {A0: end}, EARLIEST, LATEST, fail_on_data_loss=False) == []
+
+
+def test_an_end_below_the_log_is_loss_and_reads_nothing_where_that_is_tolerated() -> None:
+    with pytest.raises(DataLossError, match="a-0: the offsets below 5 are gone"):
+        plan_ranges({A0: 10}, {A0: 5}, EARLIEST, LATEST, fail_on_data_loss=True)
+    assert plan_ranges({A0: 10}, {A0: 5}, EARLIEST, LATEST, fail_on_data_loss=False) == []
 
 
 def test_a_large_partition_gets_more_slices() -> None:

@@ -65,6 +65,7 @@ def test_assign_names_partitions() -> None:
     [
         ({"startingoffset": "earliest"}, "did you mean 'startingOffsets'"),
         ({"subscribePattern": "a.*"}, "subscribePattern is not supported"),
+        ({"fetchOffset.numRetries": "9"}, "tries have a time here, lookupTimeoutMs"),
         ({"path": "x"}, "unknown option 'path'"),
         ({"startingOffsets": "latest"}, "can not be latest in a batch query"),
         ({"startingOffsets": '{"a":{"0":-1}}'}, "can not be latest in a batch query"),

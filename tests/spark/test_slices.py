@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import datetime
 import pickle
+import socket
+import time
 from collections.abc import Iterator
+from uuid import UUID
 
 import pyarrow as pa
 import pytest
@@ -12,7 +15,8 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from tests.spark.fake_log import FakeLog, FakePartition, records, serving
-from tidemark.errors import ConfigError, RequestTimedOutError
+from tidemark.errors import ConfigError, RequestTimedOutError, UnknownTopicOrPartitionError
+from tidemark.spark import lookups, slices
 from tidemark.spark.offsets import DataLossError, OffsetRange
 from tidemark.spark.options import parse_options
 from tidemark.spark.planning import plan
@@ -37,10 +41,15 @@ def options_of(fake: FakeLog, **more: str) -> dict[str, str]:
     return {"bootstrap.servers": fake.bootstrap_servers, "subscribe": "t"} | more
 
 
+def planned(start: int, end: int) -> OffsetRange:
+    """A slice as a plan of the fake's topic makes it, in leader epoch 0."""
+    return OffsetRange("t", 0, start, end, UUID(bytes=b"\x01" * 16), 0)
+
+
 def rows_of(fake: FakeLog, start: int, end: int, **more: str) -> pa.Table:
     options = parse_options(options_of(fake, **more))
     schema = to_arrow_schema(source_schema(options.include_headers), timezone="UTC")
-    batches = list(read_slice(options, OffsetRange("t", 0, start, end), schema))
+    batches = list(read_slice(options, planned(start, end), schema))
     return pa.Table.from_batches(batches, schema)
 
 
@@ -105,19 +114,92 @@ def test_a_log_that_was_truncated_below_what_was_read_is_loss(fake: FakeLog) -> 
         rows_of(fake, 10, 90)
 
 
+def test_a_topic_made_anew_after_planning_is_loss(fake: FakeLog) -> None:
+    """It has the same offsets, with other records."""
+    fake.topic_id = UUID(int=2)
+    with pytest.raises(DataLossError, match="t-0: the topic was deleted, and another one has its"):
+        rows_of(fake, 10, 50)
+    assert rows_of(fake, 10, 50, failOnDataLoss="false").num_rows == 0
+
+
+def test_a_topic_deleted_after_planning_is_told_in_seconds(
+    fake: FakeLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slices, "_POLL_MS", 20)
+    monkeypatch.setattr(slices, "_SILENT_MS", 10)
+    monkeypatch.setattr(slices, "_GONE_MS", 200)
+    fake.partitions.clear()
+    with pytest.raises(DataLossError, match="t-0: the topic was deleted after the read was"):
+        rows_of(fake, 10, 50)
+    assert rows_of(fake, 10, 50, failOnDataLoss="false").num_rows == 0
+
+
+def test_a_log_that_was_truncated_and_written_again_is_loss(fake: FakeLog) -> None:
+    """The slice begins above the cut: only the epoch tells these records from the planned ones."""
+    log = fake.partitions[TP]
+    del log.batches[3:]
+    log.log_end_offset, fake.leader_epoch = 30, 1
+    for first in range(30, 120, 10):
+        log.append(records(first, 10), partition_leader_epoch=1)
+    assert rows_of(fake, 10, 30).num_rows == 20
+    with pytest.raises(DataLossError, match="offset 50 is of leader epoch 1, and the read was"):
+        rows_of(fake, 50, 80)
+    assert rows_of(fake, 50, 80, failOnDataLoss="false").num_rows == 30
+
+
+def test_records_written_after_planning_may_share_the_last_answer(fake: FakeLog) -> None:
+    fake.leader_epoch = 1
+    fake.partitions[TP].append(records(100, 5), partition_leader_epoch=1)
+    assert rows_of(fake, 95, 100).num_rows == 5
+
+
 def test_a_partition_that_stays_silent_times_out(fake: FakeLog) -> None:
     with pytest.raises(RequestTimedOutError, match="nothing came at offset 100"):
         rows_of(fake, 90, 101, **{"kafkaConsumer.pollTimeoutMs": "1"})
 
 
 def test_planning_gives_one_slice_per_partition_with_records(fake: FakeLog) -> None:
-    assert plan(parse_options(options_of(fake))) == [OffsetRange("t", 0, 0, 100)]
+    assert plan(parse_options(options_of(fake))) == [planned(0, 100)]
 
 
 def test_planning_splits_and_limits(fake: FakeLog) -> None:
     said = options_of(fake, startingOffsets='{"t":{"0":20,"1":-2}}', maxRecordsPerPartition="50")
     slices = plan(parse_options(said))
-    assert slices == [OffsetRange("t", 0, 20, 60), OffsetRange("t", 0, 60, 100)]
+    assert slices == [planned(20, 60), planned(60, 100)]
+
+
+def test_an_unknown_topic_is_told_before_the_deadline(
+    fake: FakeLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lookups, "_UNKNOWN_MS", 200)
+    said = options_of(fake) | {"subscribe": "tt"}
+    with pytest.raises(UnknownTopicOrPartitionError, match=r"'tt' is unknown .*is its name right"):
+        plan(parse_options(said))
+
+
+def test_a_dead_bootstrap_server_is_told_at_the_deadline() -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # and does not listen
+        servers = f"127.0.0.1:{nobody.getsockname()[1]}"
+        said = {"bootstrap.servers": servers, "subscribe": "t", "lookupTimeoutMs": "300"}
+        with pytest.raises(RequestTimedOutError, match=f"the cluster at {servers} did not answer"):
+            plan(parse_options(said))
+
+
+def test_a_node_that_hangs_does_not_move_the_deadline() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as hung:
+        servers = f"127.0.0.1:{hung.getsockname()[1]}"
+        said = {"bootstrap.servers": servers, "subscribe": "t", "lookupTimeoutMs": "300"}
+        begin = time.monotonic()
+        with pytest.raises(RequestTimedOutError, match="did not answer in"):
+            plan(parse_options(said))
+        assert time.monotonic() - begin < 4  # a request alone may take 5 s
+
+
+def test_assigned_partitions_must_exist(fake: FakeLog) -> None:
+    said = {"bootstrap.servers": fake.bootstrap_servers, "assign": '{"t":[0,2]}'}
+    with pytest.raises(ConfigError, match="assign names t-2, but the topic has 2 partitions"):
+        plan(parse_options(said))
 
 
 def test_planning_by_timestamp(fake: FakeLog) -> None:
@@ -125,7 +207,7 @@ def test_planning_by_timestamp(fake: FakeLog) -> None:
     with pytest.raises(ConfigError, match="t-1 has no record at or after 1015 ms"):
         plan(parse_options(said))
     said["startingOffsetsByTimestampStrategy"] = "latest"
-    assert plan(parse_options(said)) == [OffsetRange("t", 0, 10, 40)]
+    assert plan(parse_options(said)) == [planned(10, 40)]
 
 
 def test_planning_tells_loss_before_any_task_runs(fake: FakeLog) -> None:

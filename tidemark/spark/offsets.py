@@ -10,7 +10,8 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from uuid import UUID
 
 from tidemark.errors import ConfigError, TidemarkError
 from tidemark.types import TopicPartition
@@ -28,12 +29,19 @@ class DataLossError(TidemarkError):
 
 @dataclass(frozen=True, slots=True)
 class OffsetRange:
-    """The records of one partition from `start` up to, but not including, `end`."""
+    """The records of one partition from `start` up to, but not including, `end`.
+
+    They are those of the topic with `topic_id`, and of leader epochs up to `leader_epoch`: when
+    the range was planned, the log had its end, so what was written since is something else. No
+    id and an epoch of -1 stand for any.
+    """
 
     topic: str
     partition: int
     start: int
     end: int
+    topic_id: UUID | None = None
+    leader_epoch: int = -1
 
     def __post_init__(self) -> None:
         if not 0 <= self.start <= self.end:
@@ -113,19 +121,26 @@ def plan_ranges(
 ) -> list[OffsetRange]:
     """The non-empty ranges, by topic and partition.
 
-    If losses are tolerated, starts below `earliest` and ends above `latest` are cut to the log.
-    Otherwise they raise DataLossError. A start above its end raises ConfigError.
+    If losses are tolerated, both are cut to the log: a start above the log's end, and an end below
+    its start, read nothing. Otherwise they raise DataLossError. A start above its end within the
+    log raises ConfigError.
     """
     ranges: list[OffsetRange] = []
     for tp in sorted(starts):
         start, end = starts[tp], ends[tp]
-        if start > end:
-            raise ConfigError(f"{tp}: the starting offset {start} is above the ending offset {end}")
         if start < earliest[tp] and start < end:
             loss = f"{tp}: offsets {start} to {min(end, earliest[tp]) - 1} are gone"
             _lose(f"{loss}; the log starts at {earliest[tp]}", fail_on_data_loss)
-        if end > latest[tp]:
+        elif end < earliest[tp]:
+            loss = f"{tp}: the offsets below {end} are gone"
+            _lose(f"{loss}; the log starts at {earliest[tp]}", fail_on_data_loss)
+        elif start > latest[tp]:
+            loss = f"{tp}: asked from {start} on, but the log ends at {latest[tp]}"
+            _lose(loss, fail_on_data_loss)
+        elif end > latest[tp]:
             _lose(f"{tp}: asked up to {end}, but the log ends at {latest[tp]}", fail_on_data_loss)
+        elif start > end:
+            raise ConfigError(f"{tp}: the starting offset {start} is above the ending offset {end}")
         start, end = max(start, earliest[tp]), min(end, latest[tp])
         if start < end:
             ranges.append(OffsetRange(tp.topic, tp.partition, start, end))
@@ -164,7 +179,4 @@ def split_ranges(
 
 def _cut(whole: OffsetRange, parts: int) -> list[OffsetRange]:
     edges = [whole.start + whole.size * i // parts for i in range(parts + 1)]
-    return [
-        OffsetRange(whole.topic, whole.partition, begin, end)
-        for begin, end in itertools.pairwise(edges)
-    ]
+    return [replace(whole, start=begin, end=end) for begin, end in itertools.pairwise(edges)]

@@ -34,9 +34,14 @@ _KNOWN = (
     "isolation.level",
     "kafka.isolation.level",
     "kafkaConsumer.pollTimeoutMs",
-    "fetchOffset.numRetries",
-    "fetchOffset.retryIntervalMs",
+    "lookupTimeoutMs",
 )
+_REFUSED = {
+    "subscribePattern": "subscribePattern is not supported: name the topics in subscribe",
+    "fetchOffset.numRetries": "fetchOffset.numRetries: tries have a time here, lookupTimeoutMs",
+    "fetchOffset.retryIntervalMs": "fetchOffset.retryIntervalMs: the client chooses its pauses,"
+    " and tries for lookupTimeoutMs",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +75,7 @@ class SourceOptions:
     include_headers: bool
     isolation_level: str
     poll_timeout_ms: int
-    retries: int
-    retry_interval_ms: int
+    lookup_timeout_ms: int
 
 
 def parse_options(options: Mapping[str, str]) -> SourceOptions:
@@ -100,8 +104,7 @@ def parse_options(options: Mapping[str, str]) -> SourceOptions:
         include_headers=_boolean(given, "includeHeaders", False),
         isolation_level=isolation,
         poll_timeout_ms=_integer(given, "kafkaConsumer.pollTimeoutMs", 120_000, 1) or 0,
-        retries=_integer(given, "fetchOffset.numRetries", 3, 0) or 0,
-        retry_interval_ms=_integer(given, "fetchOffset.retryIntervalMs", 1000, 0) or 0,
+        lookup_timeout_ms=_integer(given, "lookupTimeoutMs", 25_000, 1) or 0,
     )
 
 
@@ -117,8 +120,9 @@ def _known_options(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def _unknown(key: str, names: Mapping[str, str]) -> ConfigError:
-    if key.lower() == "subscribepattern":
-        return ConfigError("subscribePattern is not supported: name the topics in subscribe")
+    for name, reason in _REFUSED.items():
+        if key.lower() == name.lower():
+            return ConfigError(reason)
     near = difflib.get_close_matches(key.lower(), list(names), n=1, cutoff=0.5)
     hint = f"; did you mean {names[near[0]]!r}?" if near else f"; known are {', '.join(_KNOWN)}"
     return ConfigError(f"unknown option {key!r}{hint}")

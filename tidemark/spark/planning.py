@@ -1,17 +1,18 @@
 """Planning of a batch read in the driver: asks the cluster for partitions and offsets.
 
 The decisions are in `offsets.plan_ranges` and `offsets.split_ranges`; this module has only the
-requests. A planning client lives for one plan.
+questions. A planning client lives for one plan.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import NamedTuple
+from uuid import UUID
 
-from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_fixed
-
-from tidemark.client import Consumer
-from tidemark.errors import ConfigError, TidemarkError
+from tidemark.errors import ConfigError
+from tidemark.spark.lookups import Lookups
 from tidemark.spark.offsets import (
     EARLIEST,
     LATEST,
@@ -27,79 +28,94 @@ from tidemark.types import TopicPartition
 Offsets = dict[TopicPartition, int]
 
 
+class Known(NamedTuple):
+    """The partitions that are read: topic id, log start, end, and leader epoch at that end."""
+
+    topic_ids: dict[TopicPartition, UUID]
+    earliest: Offsets
+    latest: Offsets
+    epochs: dict[TopicPartition, int]
+
+    @property
+    def partitions(self) -> list[TopicPartition]:
+        return list(self.topic_ids)
+
+
 def plan(options: SourceOptions) -> list[OffsetRange]:
-    """The slices of a read. Retriable errors are retried fetchOffset.numRetries times."""
-    attempts = Retrying(
-        stop=stop_after_attempt(options.retries + 1),
-        wait=wait_fixed(options.retry_interval_ms / 1000),
-        retry=retry_if_exception(_is_retriable),
-        reraise=True,
-    )
-    slices: list[OffsetRange] = attempts(_plan_once, options)
-    return slices
+    """The slices of a read.
+
+    Raises ConfigError, DataLossError, UnknownTopicOrPartitionError, and RequestTimedOutError after
+    lookupTimeoutMs.
+    """
+    with Lookups(options) as lookups:
+        return plan_with(lookups, options)
 
 
-def _is_retriable(error: BaseException) -> bool:
-    return isinstance(error, TidemarkError) and error.retriable
-
-
-def _plan_once(options: SourceOptions) -> list[OffsetRange]:
-    with Consumer(
-        options.bootstrap_servers,
-        auto_offset_reset="none",
-        isolation_level=options.isolation_level,
-    ) as consumer:
-        return plan_with(consumer, options)
-
-
-def plan_with(consumer: Consumer, options: SourceOptions) -> list[OffsetRange]:
+def plan_with(lookups: Lookups, options: SourceOptions) -> list[OffsetRange]:
     """As `plan`, with an existing client."""
-    partitions = _partitions(consumer, options)
-    earliest = consumer.beginning_offsets(partitions)
-    latest = consumer.end_offsets(partitions)
-    starts = _offsets_of(consumer, options, options.starting, partitions, earliest, latest)
-    ends = _offsets_of(consumer, options, options.ending, partitions, earliest, latest)
+    known = look_around(lookups, options)
+    starts = offsets_of(lookups, options, options.starting, known)
+    ends = offsets_of(lookups, options, options.ending, known)
     ranges = plan_ranges(
-        starts, ends, earliest, latest, fail_on_data_loss=options.fail_on_data_loss
+        starts, ends, known.earliest, known.latest, fail_on_data_loss=options.fail_on_data_loss
     )
-    return split_ranges(
+    slices = split_ranges(
         ranges,
         slices_min=options.slices_min,
         records_per_slice_max=options.records_per_slice_max,
     )
+    return [identified(each, known) for each in slices]
 
 
-def _partitions(consumer: Consumer, options: SourceOptions) -> list[TopicPartition]:
-    if options.partitions:
-        return list(options.partitions)
-    return sorted(tp for topic in options.topics for tp in consumer.partitions_for(topic))
+def identified(offsets: OffsetRange, known: Known) -> OffsetRange:
+    """The range with the topic id and the leader epoch of the plan."""
+    tp = offsets.topic_partition
+    return replace(offsets, topic_id=known.topic_ids[tp], leader_epoch=known.epochs[tp])
 
 
-def _offsets_of(
-    consumer: Consumer,
-    options: SourceOptions,
-    limit: Limit,
-    partitions: Sequence[TopicPartition],
-    earliest: Mapping[TopicPartition, int],
-    latest: Mapping[TopicPartition, int],
-) -> Offsets:
+def look_around(lookups: Lookups, options: SourceOptions) -> Known:
+    """The partitions of the options, and what their logs have. Raises as `plan`."""
+    names = dict.fromkeys(tp.topic for tp in options.partitions) or options.topics
+    topics = lookups.topics(names)
+    existing = {
+        TopicPartition(topic.name, number): topic.topic_id
+        for topic in topics.values()
+        for number in topic.partitions
+    }
+    for tp in options.partitions:
+        if tp not in existing:
+            count = len(topics[tp.topic].partitions)
+            raise ConfigError(f"assign names {tp}, but the topic has {count} partitions, from 0 on")
+    ids = {tp: existing[tp] for tp in sorted(options.partitions or existing)}
+    earliest = lookups.offsets(dict.fromkeys(ids, EARLIEST))
+    latest = lookups.offsets(dict.fromkeys(ids, LATEST))
+    return Known(
+        ids,
+        {tp: found.offset if found else 0 for tp, found in earliest.items()},
+        {tp: found.offset if found else 0 for tp, found in latest.items()},
+        {tp: found.leader_epoch if found else -1 for tp, found in latest.items()},
+    )
+
+
+def offsets_of(lookups: Lookups, options: SourceOptions, limit: Limit, known: Known) -> Offsets:
+    """The offsets that a limit means. Raises ConfigError."""
     if limit.timestamp_ms is not None:
-        stamps = dict.fromkeys(partitions, limit.timestamp_ms)
-        return _offsets_at(consumer, options, limit, stamps, latest)
+        stamps = dict.fromkeys(known.partitions, limit.timestamp_ms)
+        return _offsets_at(lookups, options, limit, stamps, known.latest)
     if limit.timestamps_ms:
         stamps = dict(limit.timestamps_ms)
-        check_partitions_named(limit.option, stamps, partitions)
-        return _offsets_at(consumer, options, limit, stamps, latest)
+        check_partitions_named(limit.option, stamps, known.partitions)
+        return _offsets_at(lookups, options, limit, stamps, known.latest)
     if limit.offsets:
         named = dict(limit.offsets)
-        check_partitions_named(limit.option, named, partitions)
-        return resolve(named, earliest, latest)
+        check_partitions_named(limit.option, named, known.partitions)
+        return resolve(named, known.earliest, known.latest)
     assert limit.offset in (EARLIEST, LATEST)
-    return resolve(dict.fromkeys(partitions, limit.offset), earliest, latest)
+    return resolve(dict.fromkeys(known.partitions, limit.offset), known.earliest, known.latest)
 
 
 def _offsets_at(
-    consumer: Consumer,
+    lookups: Lookups,
     options: SourceOptions,
     limit: Limit,
     stamps: Mapping[TopicPartition, int],
@@ -110,7 +126,7 @@ def _offsets_at(
     Where no record is that late, an end becomes the log end; for a start,
     startingOffsetsByTimestampStrategy decides.
     """
-    found = consumer.offsets_for_times(dict(stamps))
+    found = lookups.offsets(dict(stamps))
     offsets: Offsets = {}
     for tp, stamp in stamps.items():
         match = found.get(tp)

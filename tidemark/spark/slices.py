@@ -7,6 +7,7 @@ processes one batch, a thread fetches and decodes the next ones, at most `_READY
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
@@ -15,15 +16,24 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidemark.client import Consumer, LogTruncationError, RawBatches
+from tidemark.client import Consumer, LogTruncationError, RawBatches, TopicRecreatedError
 from tidemark.client.records import without_aborted
-from tidemark.errors import OffsetOutOfRangeError, RequestTimedOutError
+from tidemark.errors import (
+    ApiError,
+    OffsetOutOfRangeError,
+    RequestTimedOutError,
+    UnknownTopicOrPartitionError,
+)
 from tidemark.records import decode_arrow, iter_batches
 from tidemark.spark.offsets import DataLossError, OffsetRange
 from tidemark.spark.options import SourceOptions
 
+logger = logging.getLogger(__name__)
+
 _READY_MAX = 2
 _POLL_MS = 1_000
+_SILENT_MS = 1_500  # after which the metadata is asked whether the topic is still there
+_GONE_MS = 3_000
 _FETCH_BYTES = 8 << 20  # a task reads one partition: fewer and larger answers suit it
 _TIMESTAMP_TYPES = {"CreateTime": 0, "LogAppendTime": 1}
 
@@ -50,7 +60,7 @@ def slice_batches(
     """As `read_slice`, with an existing client."""
     tp, position = offsets.topic_partition, offsets.start
     consumer.assign([tp])
-    consumer.seek(tp, position)
+    consumer.seek(tp, position, topic_id=offsets.topic_id)
     progress = time.monotonic()
     while position < offsets.end:
         try:
@@ -59,17 +69,46 @@ def slice_batches(
             fetched = []
             position = _after_loss(consumer, options, offsets, position, error)
             if position < offsets.end:
-                consumer.seek(tp, position)
+                consumer.seek(tp, position, topic_id=offsets.topic_id)
+        except TopicRecreatedError:
+            _lose_topic(options, offsets, "was deleted, and another one has its name")
+            return
         for raw in fetched:
-            yield from _arrow_of(raw, offsets, position, schema)
+            yield from _arrow_of(raw, options, offsets, position, schema)
             position, progress = max(position, raw.next_offset), time.monotonic()
             if position >= offsets.end:
                 return
-        if (time.monotonic() - progress) * 1000 > options.poll_timeout_ms:
+        idle_ms = (time.monotonic() - progress) * 1000
+        if idle_ms > options.poll_timeout_ms:
             raise RequestTimedOutError(
                 f"{tp}: nothing came at offset {position} for {options.poll_timeout_ms} ms; is its "
                 "leader up? kafkaConsumer.pollTimeoutMs sets how long to wait"
             )
+        if not fetched and idle_ms > _SILENT_MS and _is_gone(consumer, tp.topic):
+            _lose_topic(options, offsets, "was deleted")
+            return
+
+
+def _is_gone(consumer: Consumer, topic: str) -> bool:
+    """Whether all nodes say for `_GONE_MS` that there is no such topic; one may lag behind."""
+    try:
+        consumer.partitions_for(topic, timeout_ms=_GONE_MS)
+    except UnknownTopicOrPartitionError:
+        return True
+    except ApiError as error:  # of the nodes: the poll has its own limit
+        logger.debug("%s: %s", topic, error)
+    return False
+
+
+def _lose_topic(options: SourceOptions, offsets: OffsetRange, what: str) -> None:
+    """Raises DataLossError for a topic that is not the planned one, unless that is tolerated."""
+    loss = (
+        f"{offsets.topic_partition}: the topic {what} after the read was planned; its offsets "
+        f"{offsets.start} to {offsets.end - 1} are gone"
+    )
+    if options.fail_on_data_loss:
+        raise DataLossError(f"{loss}; failOnDataLoss=false reads what there is")
+    logger.warning("%s", loss)
 
 
 def _after_loss(
@@ -102,14 +141,38 @@ def _after_loss(
 
 
 def _arrow_of(
-    raw: RawBatches, offsets: OffsetRange, position: int, schema: pa.Schema
+    raw: RawBatches,
+    options: SourceOptions,
+    offsets: OffsetRange,
+    position: int,
+    schema: pa.Schema,
 ) -> Iterator[pa.RecordBatch]:
+    if options.fail_on_data_loss and offsets.leader_epoch >= 0:
+        _check_epochs(raw, offsets)
     for timestamp_type, buffer in _by_timestamp_type(memoryview(without_aborted(raw))):
         batch = decode_arrow(  # the consumer has checked the CRCs
             buffer, min_offset=position, max_offset=offsets.end, check_crcs=False
         )
         if batch.num_rows:
             yield to_spark(batch, offsets.topic, offsets.partition, timestamp_type, schema)
+
+
+def _check_epochs(raw: RawBatches, offsets: OffsetRange) -> None:
+    """Raises DataLossError for records that are newer than the plan.
+
+    The log had all records below the planned end, of epochs up to that of its leader then. A later
+    epoch in their place means that the log was truncated and written again.
+    """
+    for _, header in iter_batches(raw.buffer):
+        if header.base_offset >= offsets.end:
+            return
+        if header.partition_leader_epoch > offsets.leader_epoch:
+            raise DataLossError(
+                f"{offsets.topic_partition}: offset {header.base_offset} is of leader epoch "
+                f"{header.partition_leader_epoch}, and the read was planned in epoch "
+                f"{offsets.leader_epoch}: the log was truncated since, and written again; "
+                "failOnDataLoss=false reads what there is"
+            )
 
 
 def _by_timestamp_type(buffer: memoryview) -> Iterator[tuple[int, memoryview]]:

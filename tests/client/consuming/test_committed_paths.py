@@ -21,8 +21,9 @@ from tidemark.client.models import OffsetSpec
 from tidemark.client.records import RawBatches, decode
 from tidemark.client.sync import Consumer
 from tidemark.records.arrow import warm_up
+from tidemark.spark.lookups import Lookups
 from tidemark.spark.offsets import OffsetRange
-from tidemark.spark.options import parse_options
+from tidemark.spark.options import SourceOptions, parse_options
 from tidemark.spark.planning import plan_with
 from tidemark.spark.slices import slice_batches
 from tidemark.testing import Cluster
@@ -67,6 +68,11 @@ class World:
     def consumer(self, **settings: Any) -> Consumer:
         chosen: dict[str, Any] = {"isolation_level": "read_committed"} | settings
         return self.cluster.consumer(**chosen)
+
+    def lookups(self, options: SourceOptions) -> Lookups:
+        life = self.cluster.clients.life
+        assert life is not None
+        return life.context.run(lambda: Lookups(options))
 
 
 @pytest.fixture(scope="module")
@@ -153,14 +159,17 @@ def test_spark_plans_to_the_last_stable_offset_and_reads_slices_of_any_cut(
     for seed, history in world.histories.items():
         options = parse_options(
             {
-                "bootstrap.servers": "unused:1",
+                "bootstrap.servers": world.cluster.bootstrap_servers,
                 "subscribe": f"t{seed}",
                 option: level,
                 "minPartitions": "7",
             }
         )
-        with world.consumer(isolation_level=options.isolation_level) as consumer:
-            ranges = plan_with(consumer, options)
+        with (
+            world.consumer(isolation_level=options.isolation_level) as consumer,
+            world.lookups(options) as lookups,
+        ):
+            ranges = plan_with(lookups, options)
             last = ranges[-1].end
             assert ranges[0].start == 0 and len(ranges) == 7
             assert (last == history.stable) == is_committed

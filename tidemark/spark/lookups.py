@@ -1,0 +1,127 @@
+"""Questions of the driver to the cluster: topics with their ids, offsets with leader epochs.
+
+All tries of one plan have one deadline. A topic that stays unknown for `_UNKNOWN_MS` is an error
+before that: nodes may lag behind a creation, but not for long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+
+from tidemark.client.connections import Connections, parse_bootstrap_servers
+from tidemark.client.loop_thread import Face
+from tidemark.client.metadata import MetadataCache, TopicMetadata
+from tidemark.client.models import OffsetAndTimestamp
+from tidemark.client.offsets import OffsetLookup
+from tidemark.client.retry import RetryPolicy, is_retriable
+from tidemark.errors import ApiError, RequestTimedOutError, UnknownTopicOrPartitionError
+from tidemark.spark.options import SourceOptions
+from tidemark.surroundings import make_rng
+from tidemark.types import TopicPartition
+
+_UNKNOWN_MS = 4_000
+_ISOLATION_LEVELS = {"read_uncommitted": 0, "read_committed": 1}
+
+
+class AsyncLookups:
+    """A client of one driver; made and used on one event loop."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._servers = options.bootstrap_servers
+        self._timeout_ms = options.lookup_timeout_ms
+        retry, rng = RetryPolicy(self._timeout_ms), make_rng()
+        self._connections = Connections()
+        self._metadata = MetadataCache(
+            self._connections, parse_bootstrap_servers(self._servers), retry=retry, rng=rng
+        )
+        self._offsets = OffsetLookup(
+            self._connections,
+            self._metadata,
+            retry=retry,
+            rng=rng,
+            isolation_level=_ISOLATION_LEVELS[options.isolation_level],
+        )
+        self._loop = asyncio.get_running_loop()
+        self._until_s = 0.0
+        self.restart()
+
+    def restart(self) -> None:
+        """Begins the time that all further questions have together; asks anew for all topics."""
+        self._until_s = self._loop.time() + self._timeout_ms / 1000
+        self._metadata.mark_stale()
+
+    async def close(self) -> None:
+        """Ends requests under way, and closes the connections."""
+        await self._metadata.close()
+        await self._connections.close()
+
+    def _left_ms(self) -> float:
+        return max(0.0, (self._until_s - self._loop.time()) * 1000)
+
+    async def topics(self, names: Iterable[str]) -> dict[str, TopicMetadata]:
+        """The topics of these names, with a leader of each partition.
+
+        Raises UnknownTopicOrPartitionError soon, RequestTimedOutError at the deadline.
+        """
+        wanted = list(names)
+        self._metadata.look_up(wanted)  # one request names all
+        found = await asyncio.gather(*map(self._topic, wanted))
+        return dict(zip(wanted, found, strict=True))
+
+    async def _topic(self, name: str) -> TopicMetadata:
+        while True:
+            try:
+                return await self._metadata.topic(name, min(_UNKNOWN_MS, self._left_ms()))
+            except UnknownTopicOrPartitionError:
+                raise UnknownTopicOrPartitionError(
+                    f"topic {name!r} is unknown to the cluster at {self._servers}; is its name"
+                    " right?"
+                ) from None
+            except ApiError as error:
+                self._raise_if_late(error)
+
+    def _raise_if_late(self, error: ApiError) -> None:
+        if not is_retriable(error):
+            raise error
+        if not self._left_ms():
+            raise RequestTimedOutError(
+                f"the cluster at {self._servers} did not answer in {self._timeout_ms / 1000:.0f} s"
+                f" (lookupTimeoutMs); the last error: {error}"
+            ) from None
+
+    async def offsets(
+        self, asked: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+        """The offset for each timestamp (ms, or an OffsetSpec); None if no record is that late.
+
+        Raises RequestTimedOutError at the deadline.
+        """
+        while True:
+            try:
+                return await self._offsets.list_offsets(asked, self._left_ms())
+            except ApiError as error:
+                self._raise_if_late(error)
+                await asyncio.sleep(0.1)
+
+
+class Lookups(Face):
+    """The blocking form of AsyncLookups."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        super().__init__(lambda: AsyncLookups(options))
+        self._core: AsyncLookups
+
+    def close(self) -> None:
+        self._thread.run(self._core.close())
+
+    def restart(self) -> None:
+        self._call(self._core.restart)
+
+    def topics(self, names: Iterable[str]) -> dict[str, TopicMetadata]:
+        return self._thread.run(self._core.topics(names))
+
+    def offsets(
+        self, asked: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+        return self._thread.run(self._core.offsets(asked))
