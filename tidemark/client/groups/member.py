@@ -147,7 +147,7 @@ class GroupMember:
             )
         try:
             answer = await self._calls.attempt(
-                request, pb.ConsumerGroupHeartbeatResponse, lambda _: ()
+                request, pb.ConsumerGroupHeartbeatResponse, _of_whole
             )
         except TidemarkError as error:
             core.failed(error, self._fetcher.now_ms())
