@@ -161,9 +161,12 @@ class Produced:
         for position in self.waiting:
             result = self.results[position]
             result.error_code = ErrorCode.REQUEST_TIMED_OUT
-            result.error_message = (
-                f"{result.topic}-{result.index}: the in-sync replicas did not all have the records "
-                f"after {timeout_ms} ms; they may still get them"
+            result.error_message = f"{result.topic}-{result.index}: " + (
+                f"the in-sync replicas did not all have the records after {timeout_ms} ms; they may"
+                " still get them"
+                if result.base_offset >= 0
+                else f"the coordinator of the transaction did not answer in {timeout_ms} ms;"
+                " nothing was appended"
             )
             result.base_offset = -1
         self.waiting.clear()

@@ -217,6 +217,27 @@ def test_a_silent_broker_holds_up_its_own_transactions_alone() -> None:
     told(scenario)
 
 
+def test_a_silent_broker_has_a_bounded_number_of_requests() -> None:
+    async def scenario(coordinator: Coordinator, brokers: Brokers) -> None:
+        brokers.silent = {2}
+        for number in range(20):
+            await coordinator.decided(f"stuck {number}", B)
+            await asyncio.sleep(0.1)
+        assert len(brokers.requests) == 5
+
+    told(scenario)
+
+
+def test_a_topic_made_anew_with_fewer_partitions_holds_up_nothing() -> None:
+    async def scenario(coordinator: Coordinator, brokers: Brokers) -> None:
+        del brokers.leaders[1]
+        await coordinator.decided("one", A, B)
+        await coordinator.until_over("one")
+        assert brokers.told == [(1, A)]
+
+    told(scenario)
+
+
 def test_markers_that_come_together_go_in_few_requests() -> None:
     async def scenario(coordinator: Coordinator, brokers: Brokers) -> None:
         names = [f"t{number}" for number in range(200)]

@@ -15,7 +15,7 @@ from node.coordination.marker_writer import MarkerWriter
 from node.partition.core import AckState
 from node.partition.hosted import HostedPartition
 from tests import virtual_time
-from tidemark.errors import ErrorCode
+from tidemark.errors import ErrorCode, InvalidRequestError
 from tidemark.records.header import read_header
 from tidemark.types import TopicPartition
 from tidemark.v1 import transaction_pb2 as pb
@@ -63,12 +63,12 @@ class Leader:
         self.high_watermark = offset
         self.hosted.answer_acks()
 
-    async def write(self, producer_id: int = 7) -> int:
-        """The code for a commit of epoch 4."""
+    async def write(self, producer_id: int = 7, epoch: int = 4) -> int:
+        """The code for a commit."""
         request = pb.WriteTxnMarkersRequest()
         request.markers.add(
             producer_id=producer_id,
-            producer_epoch=4,
+            producer_epoch=epoch,
             committed=True,
             topics=[pb.TxnTopic(name="a", partitions=[0])],
         )
@@ -132,5 +132,38 @@ def test_markers_that_nobody_asks_for_again_take_no_memory(monkeypatch: pytest.M
         for producer_id in (7, 8, 9, 10):
             assert await leader.write(producer_id) == ErrorCode.NONE
         assert not leader.writer._commits
+
+    told(scenario)
+
+
+def test_a_marker_of_an_earlier_coordinator_is_refused_also_where_it_is_not_needed() -> None:
+    async def scenario(leader: Leader) -> None:
+        leader.producers[7] = ProducerEntry(7, 4, coordinator_epoch=1)
+        assert await leader.write() == ErrorCode.TRANSACTION_COORDINATOR_FENCED
+
+    told(scenario)
+
+
+@pytest.mark.parametrize(("producer_id", "epoch"), [(-1, 0), (7, -1), (7, 2**15)])
+def test_a_marker_of_nobody_is_refused(producer_id: int, epoch: int) -> None:
+    async def scenario(leader: Leader) -> None:
+        assert await leader.write(producer_id, epoch) == ErrorCode.INVALID_REQUEST
+        assert leader.appends == 0
+
+    told(scenario)
+
+
+def test_a_request_has_a_bounded_number_of_markers(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(leader: Leader) -> None:
+        monkeypatch.setattr(marker_writer, "_MARKERS_MAX", 2)
+        for count in (2, 3):
+            topics = [pb.TxnTopic(name="a", partitions=range(count))]
+            request = pb.WriteTxnMarkersRequest()
+            request.markers.add(producer_id=-1, topics=topics)
+            if count == 2:
+                await leader.writer.write(request)
+                continue
+            with pytest.raises(InvalidRequestError, match="2 are allowed"):
+                await leader.writer.write(request)
 
     told(scenario)

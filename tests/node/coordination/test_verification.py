@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from commitlog.segment.producer_state import ProducerEntry
 from coordinator.runtime.batches import TransactionalProducer
 from node.coordination.verification import TransactionVerifier, partitions_in
 from tests import virtual_time
@@ -138,6 +139,26 @@ def test_all_that_wait_are_told_why_not(
         for found in added:
             with pytest.raises(error):
                 await found
+
+    told(scenario)
+
+
+def test_only_the_open_transaction_of_the_same_epoch_needs_no_question() -> None:
+    async def scenario(verifier: TransactionVerifier, peers: FakePeers) -> None:
+        known: dict[int, ProducerEntry] = {}
+        log = SimpleNamespace(producers=SimpleNamespace(producers=known))
+        hosted = {PARTITIONS[0]: SimpleNamespace(log=log)}
+        verifier._partitions = cast(Any, SimpleNamespace(find=hosted.get))
+        assert not verifier.is_open(PARTITIONS[0], ONE), "it never wrote here"
+        known[1] = ProducerEntry(1, 0, current_txn_first_offset=7)
+        assert verifier.is_open(PARTITIONS[0], ONE)
+        assert not verifier.is_open(PARTITIONS[1], ONE), "another broker has the partition"
+        assert not verifier.is_open(PARTITIONS[0], TransactionalProducer(1, 1))
+        assert not verifier.is_open(PARTITIONS[0], TWO)
+        await verifier.ensure("one", ONE, PARTITIONS[0])
+        assert not peers.requests
+        known[1] = ProducerEntry(1, 0)
+        assert not verifier.is_open(PARTITIONS[0], ONE), "it has ended"
 
     told(scenario)
 

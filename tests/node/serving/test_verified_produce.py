@@ -39,11 +39,11 @@ class FakeVerifier:
 Scenario = Callable[[Node, FakeVerifier], Awaitable[None]]
 
 
-def told(scenario: Scenario) -> None:
+def told(scenario: Scenario, replicas: tuple[int, ...] = (1,)) -> None:
     async def main() -> None:
         cluster = Cluster()
         cluster.start(1)
-        cluster.create_topic(replicas=(1,))
+        cluster.create_topic(replicas=replicas)
         await asyncio.sleep(1)
         node = cluster.nodes[1]
         verifier = FakeVerifier(node)
@@ -130,11 +130,26 @@ def test_a_batch_whose_request_timed_out_is_not_appended_later() -> None:
     async def scenario(node: Node, verifier: FakeVerifier) -> None:
         answer = await produce(node, request("a", timeout_ms=500))
         assert outcome(answer) == (ErrorCode.REQUEST_TIMED_OUT, -1)
+        (part,) = log_pb2.ProduceResponse.FromString(answer).responses
+        assert "nothing was appended" in part.error_message
         verifier.asked[0].set_result(None)
         await asyncio.sleep(1)
         assert node.hosted().log.log_end_offset == 0
 
     told(scenario)
+
+
+def test_a_batch_that_was_added_still_waits_for_its_replicas() -> None:
+    async def scenario(node: Node, verifier: FakeVerifier) -> None:
+        answer = produce(node, request("a", timeout_ms=5_000))
+        await asyncio.sleep(0.1)
+        verifier.asked[0].set_result(None)
+        await asyncio.sleep(1)
+        assert node.hosted().log.log_end_offset == 1
+        assert not answer.done(), "broker 2 does not have it"
+        assert outcome(await answer) == (ErrorCode.REQUEST_TIMED_OUT, -1)
+
+    told(scenario, replicas=(1, 2))
 
 
 def test_a_batch_that_waits_for_a_coordinator_counts_as_memory() -> None:
