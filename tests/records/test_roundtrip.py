@@ -109,6 +109,25 @@ def test_a_buffer_of_batches_is_filtered_by_offset(
     assert found.to_pylist() == rows_of(wanted)
 
 
+@given(RECORDS, st.sets(st.sampled_from(RECORDS_SCHEMA.names), min_size=1), st.booleans())
+@settings(max_examples=50, deadline=None)
+def test_some_columns_are_as_among_all(
+    records: list[Record], names: set[str], is_plain: bool
+) -> None:
+    encoded = encode_batch(records)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(arrow._PlainBudget, "take", lambda *_: is_plain)
+        found = decode_arrow(encoded, columns=names)
+        assert found.equals(decode_arrow(encoded).select(found.schema.names))
+    assert set(found.schema.names) == names
+
+
+@pytest.mark.parametrize("names", [(), ("offset", "topic")])
+def test_columns_that_records_do_not_have_are_refused(names: tuple[str, ...]) -> None:
+    with pytest.raises(ValueError, match="columns are some of"):
+        decode_arrow(b"", columns=names)
+
+
 def test_the_path_without_kernels_reads_and_writes_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

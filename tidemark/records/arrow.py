@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -227,10 +228,12 @@ def decode_arrow(
     min_offset: int = 0,
     max_offset: int | None = None,
     check_crcs: bool = True,
+    columns: Collection[str] | None = None,
 ) -> pa.RecordBatch:
     """Decodes the records of all whole data batches of a buffer, in RECORDS_SCHEMA.
 
-    Control batches and a torn tail are skipped; only records with min_offset <= offset < max_offset
+    Of its columns only those named in `columns` are made; the records are checked as ever. Control
+    batches and a torn tail are skipped; only records with min_offset <= offset < max_offset
     are returned. Raises CorruptMessageError for malformed bytes, RecordListTooLargeError if the
     plain records exceed 2 GiB.
     """
@@ -244,13 +247,26 @@ def decode_arrow(
             continue
         batches.append((position, header))
     count = sum(header.record_count for _, header in batches)
+    schema = RECORDS_SCHEMA if columns is None else _part_of_schema(frozenset(columns))
     if _budget.take(count):
-        return _decode_plain(buffer, batches, min_offset, last)
-    return _decode_columns(buffer, batches, min_offset, last)
+        return _decode_plain(buffer, batches, min_offset, last, schema)
+    return _decode_columns(buffer, batches, min_offset, last, schema)
+
+
+@functools.cache
+def _part_of_schema(columns: frozenset[str]) -> pa.Schema:
+    strange = columns.difference(RECORDS_SCHEMA.names)
+    if strange or not columns:
+        raise ValueError(f"columns are some of {RECORDS_SCHEMA.names}, not {sorted(columns)}")
+    return pa.schema([field for field in RECORDS_SCHEMA if field.name in columns])
 
 
 def _decode_plain(
-    buffer: BytesLike, batches: list[tuple[int, BatchHeader]], min_offset: int, max_offset: int
+    buffer: BytesLike,
+    batches: list[tuple[int, BatchHeader]],
+    min_offset: int,
+    max_offset: int,
+    schema: pa.Schema,
 ) -> pa.RecordBatch:
     records = [
         record
@@ -258,16 +274,18 @@ def _decode_plain(
         for record in decode_batch(buffer, position, check_crc=False)
         if min_offset <= record.offset < max_offset
     ]
-    headers = [[{"key": k, "value": v} for k, v in record.headers] for record in records]
-    rows = (
-        [record.offset for record in records],
-        [record.timestamp_ms for record in records],
-        [record.key for record in records],
-        [record.value for record in records],
-        headers,
-    )
-    arrays = [pa.array(row, field.type) for row, field in zip(rows, RECORDS_SCHEMA, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, schema=RECORDS_SCHEMA)
+    rows: dict[str, list[Any]] = {
+        "offset": [record.offset for record in records],
+        "timestamp": [record.timestamp_ms for record in records],
+        "key": [record.key for record in records],
+        "value": [record.value for record in records],
+        "headers": [
+            [{"key": k, "value": v} for k, v in record.headers]
+            for record in (records if "headers" in schema.names else ())
+        ],
+    }
+    arrays = [pa.array(rows[field.name], field.type) for field in schema]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def _batch_table(
@@ -308,7 +326,11 @@ def _batch_table(
 
 
 def _decode_columns(
-    buffer: BytesLike, batches: list[tuple[int, BatchHeader]], min_offset: int, max_offset: int
+    buffer: BytesLike,
+    batches: list[tuple[int, BatchHeader]],
+    min_offset: int,
+    max_offset: int,
+    schema: pa.Schema,
 ) -> pa.RecordBatch:
     kernels, columns = _kernels()
     table, source = _batch_table(buffer, batches)
@@ -323,16 +345,19 @@ def _decode_columns(
         base_offset = batches[totals[kernels.BAD_BATCH]][1].base_offset
         raise CorruptMessageError(f"batch {base_offset}: {kernels.FAULTS[count]}")
     key_bytes, key_nulls, value_bytes, value_nulls = totals[: kernels.HEADERS]
-    arrays = [
-        pa.array(offsets[:count]),
-        pa.array(timestamps[:count]),
-        _column(data, fields, count, kernels.KEY_AT, key_bytes, key_nulls),
-        _column(data, fields, count, kernels.VALUE_AT, value_bytes, value_nulls),
-        _headers(data, fields, count, totals)
-        if totals[kernels.HEADERS]
-        else columns.empty_lists(HEADERS_TYPE, count),
-    ]
-    return pa.RecordBatch.from_arrays(arrays, schema=RECORDS_SCHEMA)
+    make = {
+        "offset": lambda: pa.array(offsets[:count]),
+        "timestamp": lambda: pa.array(timestamps[:count]),
+        "key": lambda: _column(data, fields, count, kernels.KEY_AT, key_bytes, key_nulls),
+        "value": lambda: _column(data, fields, count, kernels.VALUE_AT, value_bytes, value_nulls),
+        "headers": lambda: (
+            _headers(data, fields, count, totals)
+            if totals[kernels.HEADERS]
+            else columns.empty_lists(HEADERS_TYPE, count)
+        ),
+    }
+    arrays = [make[name]() for name in schema.names]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def _column(data: Any, fields: Any, count: int, column: int, size: int, nulls: int) -> pa.Array:
