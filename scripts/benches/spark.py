@@ -70,7 +70,7 @@ def _sample(servers: str, topic: str) -> bytes:
     from pyspark.sql.pandas.types import to_arrow_schema
 
     options = parse_options({"bootstrap.servers": servers, "subscribe": topic})
-    schema = to_arrow_schema(source_schema(False), timezone="UTC")
+    schema = to_arrow_schema(source_schema(), timezone="UTC")
     batch = next(iter(read_slice(options, OffsetRange(topic, 0, 0, 1 << 40), schema)))
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, schema) as writer:
@@ -102,7 +102,7 @@ def _memory_source(stream: bytes, rows: int) -> Any:
             return "memory_ceiling"
 
         def schema(self) -> Any:
-            return source_schema(False)
+            return source_schema()
 
         def reader(self, schema: Any) -> MemoryReader:
             return MemoryReader()

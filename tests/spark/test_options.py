@@ -6,7 +6,7 @@ import pytest
 
 from tidemark.errors import ConfigError
 from tidemark.spark.offsets import EARLIEST, LATEST
-from tidemark.spark.options import parse_options
+from tidemark.spark.options import COLUMNS, parse_options
 from tidemark.types import TopicPartition
 
 PLAIN = {"bootstrap.servers": "h:1", "subscribe": "a, b,a"}
@@ -17,7 +17,7 @@ def test_defaults_are_those_of_sparks_kafka_source() -> None:
     assert options.topics == ("a", "b")
     assert (options.starting.offset, options.ending.offset) == (EARLIEST, LATEST)
     assert options.fail_on_data_loss is True
-    assert options.include_headers is False
+    assert options.columns == COLUMNS[:-1]
     assert options.poll_timeout_ms == 120_000
     assert options.isolation_level == "read_uncommitted"
 
@@ -25,10 +25,15 @@ def test_defaults_are_those_of_sparks_kafka_source() -> None:
 def test_names_are_case_insensitive_as_spark_gives_them() -> None:
     said = PLAIN | {"failondataloss": "FALSE", "minpartitions": "7", "includeheaders": "true"}
     options = parse_options(said)
-    assert (options.fail_on_data_loss, options.slices_min, options.include_headers) == (
-        False,
-        7,
-        True,
+    assert (options.fail_on_data_loss, options.slices_min) == (False, 7)
+    assert options.columns == COLUMNS
+
+
+def test_columns_are_read_as_named() -> None:
+    assert parse_options(PLAIN | {"columns": "value, headers,offset"}).columns == (
+        "value",
+        "headers",
+        "offset",
     )
 
 
@@ -66,6 +71,9 @@ def test_assign_names_partitions() -> None:
         ({"startingoffset": "earliest"}, "did you mean 'startingOffsets'"),
         ({"subscribePattern": "a.*"}, "subscribePattern is not supported"),
         ({"fetchOffset.numRetries": "9"}, "tries have a time here, lookupTimeoutMs"),
+        ({"columns": "value,ofset"}, "columns: 'ofset' is none of key, value, topic"),
+        ({"columns": ","}, "columns names at least one column, and none twice"),
+        ({"columns": "key,key"}, "and none twice"),
         ({"path": "x"}, "unknown option 'path'"),
         ({"startingOffsets": "latest"}, "can not be latest in a batch query"),
         ({"startingOffsets": '{"a":{"0":-1}}'}, "can not be latest in a batch query"),

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import datetime
+import os
 import pickle
 import socket
 import time
 from collections.abc import Iterator
+from typing import Any
 from uuid import UUID
 
 import pyarrow as pa
 import pytest
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import BinaryType, LongType, StringType, StructType
 
 from tests.spark.fake_log import FakeLog, FakePartition, records, serving
 from tidemark.errors import ConfigError, RequestTimedOutError, UnknownTopicOrPartitionError
-from tidemark.spark import lookups, slices
+from tidemark.records import Record, decode_arrow, read_header
+from tidemark.spark import columns as columns_module
+from tidemark.spark import lookups, slices, worker
+from tidemark.spark.clients import CLIENTS
 from tidemark.spark.offsets import DataLossError, OffsetRange
 from tidemark.spark.options import parse_options
 from tidemark.spark.planning import plan
@@ -35,6 +41,7 @@ def fake() -> Iterator[FakeLog]:
         log.append(records(first, 10))
     with serving({TP: log, TopicPartition("t", 1): FakePartition()}) as server:
         yield server
+        CLIENTS.close()
 
 
 def options_of(fake: FakeLog, **more: str) -> dict[str, str]:
@@ -48,7 +55,7 @@ def planned(start: int, end: int) -> OffsetRange:
 
 def rows_of(fake: FakeLog, start: int, end: int, **more: str) -> pa.Table:
     options = parse_options(options_of(fake, **more))
-    schema = to_arrow_schema(source_schema(options.include_headers), timezone="UTC")
+    schema = to_arrow_schema(source_schema(options.columns), timezone="UTC")
     batches = list(read_slice(options, planned(start, end), schema))
     return pa.Table.from_batches(batches, schema)
 
@@ -226,16 +233,102 @@ def test_source_and_slices_pickle(fake: FakeLog) -> None:
 
 
 def test_an_empty_plan_reads_nothing(fake: FakeLog) -> None:
-    reader = TidemarkDataSource(options_of(fake)).reader(source_schema(False))
+    reader = TidemarkDataSource(options_of(fake)).reader(source_schema())
     assert list(reader.read(InputPartition(None))) == []
     assert list(reader.read(None)) == []
     assert isinstance(SlicePartition(OffsetRange("t", 0, 0, 1)), InputPartition)
 
 
-def test_a_schema_of_ones_own_is_refused(fake: FakeLog) -> None:
+def test_a_schema_of_some_columns_is_read_as_it_is(fake: FakeLog) -> None:
     source = TidemarkDataSource(options_of(fake))
-    with pytest.raises(ConfigError, match="fixed schema"):
-        source.reader(source_schema(True))
+    schema = StructType().add("offset", LongType(), False).add("value", BinaryType())
+    (batch,) = pa.Table.from_batches(
+        source.reader(schema).read(SlicePartition(planned(7, 9)))
+    ).to_batches()
+    assert batch.schema == to_arrow_schema(schema, timezone="UTC")
+    assert batch.to_pylist() == [{"offset": 7, "value": b"v7"}, {"offset": 8, "value": b"v8"}]
+
+
+@pytest.mark.parametrize(
+    ("schema", "answer"),
+    [
+        (StructType().add("valeu", BinaryType()), "schema: 'valeu' is none of key, value"),
+        (StructType().add("value", StringType()), "value is of type binary, not string: cast"),
+        (StructType(), "schema names at least one column"),
+    ],
+)
+def test_a_schema_of_other_columns_is_refused(
+    fake: FakeLog, schema: StructType, answer: str
+) -> None:
+    with pytest.raises(ConfigError, match=answer):
+        TidemarkDataSource(options_of(fake)).reader(schema)
+
+
+def test_only_the_columns_asked_for_are_decoded(
+    fake: FakeLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded: list[tuple[str, ...]] = []
+
+    def noting(*buffer: Any, columns: tuple[str, ...], **named: Any) -> Any:
+        decoded.append(columns)
+        return decode_arrow(*buffer, columns=columns, **named)
+
+    monkeypatch.setattr(columns_module, "decode_arrow", noting)
+    assert rows_of(fake, 10, 20, columns="value,partition").column_names == ["value", "partition"]
+    assert set(decoded) == {("value",)}
+
+
+@pytest.mark.parametrize("columns", ["partition", "offset", "topic,offset,timestampType"])
+def test_what_headers_of_batches_say_is_not_decoded(
+    fake: FakeLog, monkeypatch: pytest.MonkeyPatch, columns: str
+) -> None:
+    """But the batches at both borders: headers do not say which of their records are within."""
+    log = fake.partitions[TP]
+    log.append([r for r in records(100, 10) if r.offset not in (103, 107)], keep_offsets=True)
+    log.append([Record(110, 5, b"\0\0\0\0", b"")], control=True)
+    log.append(records(111, 4), timestamp_type="LogAppendTime", max_timestamp_ms=9)
+    whole = rows_of(fake, 13, 113)
+    decoded = []
+
+    def noting(buffer: memoryview, **named: Any) -> Any:
+        decoded.append(read_header(buffer).base_offset)
+        return decode_arrow(buffer, **named)
+
+    monkeypatch.setattr(columns_module, "decode_arrow", noting)
+    found = rows_of(fake, 13, 113, columns=columns)
+    assert found.num_rows == 87 + 8 + 2
+    assert found.equals(whole.select(columns.split(",")))
+    assert sorted(set(decoded)) == ([10, 100, 111] if "offset" in columns else [10, 111])
+
+
+def test_a_time_beyond_sparks_is_told(fake: FakeLog) -> None:
+    fake.partitions[TP].append(records(100, 1, timestamp_ms=2**60))
+    with pytest.raises(ConfigError, match=r"t-0: a record's timestamp.*leave the column out"):
+        rows_of(fake, 95, 101)
+    assert rows_of(fake, 95, 101, columns="value").num_rows == 6
+
+
+def test_slices_of_a_worker_share_a_client(fake: FakeLog) -> None:
+    rows_of(fake, 0, 10)
+    with CLIENTS.borrowed(parse_options(options_of(fake))) as first:
+        assert first.assignment() == [], "nothing is fetched while it is idle"
+    assert rows_of(fake, 50, 60)["offset"].to_pylist() == list(range(50, 60))
+    with CLIENTS.borrowed(parse_options(options_of(fake))) as second:
+        assert second is first
+
+
+def test_errors_are_one_line_in_a_worker_of_spark(
+    fake: FakeLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SPARK_HIDE_TRACEBACK", raising=False)
+    source = TidemarkDataSource(options_of(fake, column="value"))
+    with pytest.raises(ConfigError):
+        source.schema()
+    assert "SPARK_HIDE_TRACEBACK" not in os.environ, "a program keeps its tracebacks"
+    monkeypatch.setattr(worker, "_is_worker", lambda: True)
+    with pytest.raises(ConfigError, match="did you mean 'columns'") as raised:
+        source.schema()
+    assert os.environ["SPARK_HIDE_TRACEBACK"] and raised.value.__suppress_context__
 
 
 def test_reading_ahead_keeps_order_and_gives_errors_where_they_happened() -> None:

@@ -13,6 +13,7 @@ are private to the room.
     admin and admin_*, decoding                      administration
     connections, metadata, retry, coordinators       shared by all three
     sync, loop_thread                                the blocking classes
+    forks                                            clients in a forked child
     models, delivery, errors                         values and errors that callers see
 
 The room promises that order within a partition survives retries, and that a retriable error is

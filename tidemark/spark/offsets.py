@@ -31,9 +31,9 @@ class DataLossError(TidemarkError):
 class OffsetRange:
     """The records of one partition from `start` up to, but not including, `end`.
 
-    They are those of the topic with `topic_id`, and of leader epochs up to `leader_epoch`: when
-    the range was planned, the log had its end, so what was written since is something else. No
-    id and an epoch of -1 stand for any.
+    They are those of the topic with `topic_id`, and of leader epochs up to `leader_epoch`. The
+    range was planned when the log had its end: a later epoch is that of other records. None and
+    -1 stand for any.
     """
 
     topic: str

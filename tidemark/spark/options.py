@@ -8,12 +8,24 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tidemark.errors import ConfigError
 from tidemark.spark.offsets import EARLIEST, LATEST, parse_partition_json
 from tidemark.types import TopicPartition
+
+COLUMNS = (
+    "key",
+    "value",
+    "topic",
+    "partition",
+    "offset",
+    "timestamp",
+    "timestampType",
+    "headers",
+)
+"""Those of Spark's Kafka source, in its order."""
 
 _KNOWN = (
     "bootstrap.servers",
@@ -31,6 +43,7 @@ _KNOWN = (
     "minPartitions",
     "maxRecordsPerPartition",
     "includeHeaders",
+    "columns",
     "isolation.level",
     "kafka.isolation.level",
     "kafkaConsumer.pollTimeoutMs",
@@ -72,7 +85,7 @@ class SourceOptions:
     fail_on_data_loss: bool
     slices_min: int | None
     records_per_slice_max: int | None
-    include_headers: bool
+    columns: tuple[str, ...]
     isolation_level: str
     poll_timeout_ms: int
     lookup_timeout_ms: int
@@ -101,7 +114,7 @@ def parse_options(options: Mapping[str, str]) -> SourceOptions:
         fail_on_data_loss=_boolean(given, "failOnDataLoss", True),
         slices_min=_integer(given, "minPartitions", None, 1),
         records_per_slice_max=_integer(given, "maxRecordsPerPartition", None, 1),
-        include_headers=_boolean(given, "includeHeaders", False),
+        columns=_columns(given),
         isolation_level=isolation,
         poll_timeout_ms=_integer(given, "kafkaConsumer.pollTimeoutMs", 120_000, 1) or 0,
         lookup_timeout_ms=_integer(given, "lookupTimeoutMs", 25_000, 1) or 0,
@@ -197,6 +210,27 @@ def _check_meaning(option: str, offsets: Iterable[int]) -> None:
             raise ConfigError("startingOffsets can not be latest in a batch query")
         if option == "endingOffsets" and offset == EARLIEST:
             raise ConfigError("endingOffsets can not be earliest")
+
+
+def _columns(given: Mapping[str, str]) -> tuple[str, ...]:
+    """The columns of the source: those named, or all, of which headers only if they are asked
+    for.
+    """
+    with_headers = _boolean(given, "includeHeaders", False)
+    if "columns" not in given:
+        return COLUMNS if with_headers else COLUMNS[:-1]
+    names = tuple(name.strip() for name in given["columns"].split(",") if name.strip())
+    return checked_columns("columns", names)
+
+
+def checked_columns(option: str, names: Sequence[str]) -> tuple[str, ...]:
+    """Raises ConfigError unless each name is that of a column, and none is there twice."""
+    for name in names:
+        if name not in COLUMNS:
+            raise ConfigError(f"{option}: {name!r} is none of {', '.join(COLUMNS)}")
+    if not names or len(set(names)) < len(names):
+        raise ConfigError(f"{option} names at least one column, and none twice")
+    return tuple(names)
 
 
 def _sorted_items(values: Mapping[TopicPartition, int]) -> tuple[tuple[TopicPartition, int], ...]:

@@ -1,8 +1,8 @@
 """Reading one slice within a Spark task: record batches in, Arrow batches in Spark's schema out.
 
-A task has its own client. The kernels of `tidemark.records` decode the bytes. The rows are cut to
-exactly [start, end), and Spark receives them without a Python object per record. While Spark
-processes one batch, a thread fetches and decodes the next ones, at most `_READY_MAX` ahead.
+The kernels of `tidemark.records` decode the bytes. The rows are cut to exactly [start, end), and
+Spark receives them without a Python object per record. While Spark processes one batch, a thread
+fetches and decodes the next ones, at most `_READY_MAX` ahead.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterator
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from tidemark.client import Consumer, LogTruncationError, RawBatches, TopicRecreatedError
 from tidemark.client.records import without_aborted
@@ -24,7 +23,9 @@ from tidemark.errors import (
     RequestTimedOutError,
     UnknownTopicOrPartitionError,
 )
-from tidemark.records import decode_arrow, iter_batches
+from tidemark.records import iter_batches
+from tidemark.spark.clients import CLIENTS
+from tidemark.spark.columns import SliceColumns
 from tidemark.spark.offsets import DataLossError, OffsetRange
 from tidemark.spark.options import SourceOptions
 
@@ -34,23 +35,16 @@ _READY_MAX = 2
 _POLL_MS = 1_000
 _SILENT_MS = 1_500  # after which the metadata is asked whether the topic is still there
 _GONE_MS = 3_000
-_FETCH_BYTES = 8 << 20  # a task reads one partition: fewer and larger answers suit it
-_TIMESTAMP_TYPES = {"CreateTime": 0, "LogAppendTime": 1}
 
 
 def read_slice(
     options: SourceOptions, offsets: OffsetRange, schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
-    """Arrow batches of the records in the range, in order.
+    """Arrow batches of the records in the range, in order, with the columns of `schema`.
 
     Raises DataLossError, and RequestTimedOutError if nothing comes for kafkaConsumer.pollTimeoutMs.
     """
-    with Consumer(
-        options.bootstrap_servers,
-        auto_offset_reset="none",
-        isolation_level=options.isolation_level,
-        max_partition_fetch_bytes=_FETCH_BYTES,
-    ) as consumer:
+    with CLIENTS.borrowed(options) as consumer:
         yield from ahead(slice_batches(consumer, options, offsets, schema))
 
 
@@ -59,6 +53,7 @@ def slice_batches(
 ) -> Iterator[pa.RecordBatch]:
     """As `read_slice`, with an existing client."""
     tp, position = offsets.topic_partition, offsets.start
+    columns = SliceColumns(offsets, schema)
     consumer.assign([tp])
     consumer.seek(tp, position, topic_id=offsets.topic_id)
     progress = time.monotonic()
@@ -74,7 +69,9 @@ def slice_batches(
             _lose_topic(options, offsets, "was deleted, and another one has its name")
             return
         for raw in fetched:
-            yield from _arrow_of(raw, options, offsets, position, schema)
+            if options.fail_on_data_loss and offsets.leader_epoch >= 0:
+                _check_epochs(raw, offsets)
+            yield from columns.batches(memoryview(without_aborted(raw)), position)
             position, progress = max(position, raw.next_offset), time.monotonic()
             if position >= offsets.end:
                 return
@@ -140,23 +137,6 @@ def _after_loss(
     return first if position < first else offsets.end
 
 
-def _arrow_of(
-    raw: RawBatches,
-    options: SourceOptions,
-    offsets: OffsetRange,
-    position: int,
-    schema: pa.Schema,
-) -> Iterator[pa.RecordBatch]:
-    if options.fail_on_data_loss and offsets.leader_epoch >= 0:
-        _check_epochs(raw, offsets)
-    for timestamp_type, buffer in _by_timestamp_type(memoryview(without_aborted(raw))):
-        batch = decode_arrow(  # the consumer has checked the CRCs
-            buffer, min_offset=position, max_offset=offsets.end, check_crcs=False
-        )
-        if batch.num_rows:
-            yield to_spark(batch, offsets.topic, offsets.partition, timestamp_type, schema)
-
-
 def _check_epochs(raw: RawBatches, offsets: OffsetRange) -> None:
     """Raises DataLossError for records that are newer than the plan.
 
@@ -173,39 +153,6 @@ def _check_epochs(raw: RawBatches, offsets: OffsetRange) -> None:
                 f"{offsets.leader_epoch}: the log was truncated since, and written again; "
                 "failOnDataLoss=false reads what there is"
             )
-
-
-def _by_timestamp_type(buffer: memoryview) -> Iterator[tuple[int, memoryview]]:
-    """Runs of record batches with the same timestamp type; nearly always one run."""
-    begin, end, current = 0, 0, None
-    for at, header in iter_batches(buffer):
-        kind = _TIMESTAMP_TYPES[header.timestamp_type]
-        if current is not None and kind != current:
-            yield current, buffer[begin:at]
-            begin = at
-        current, end = kind, at + header.size_bytes
-    if current is not None:
-        yield current, buffer[begin:end]
-
-
-def to_spark(
-    batch: pa.RecordBatch, topic: str, partition: int, timestamp_type: int, schema: pa.Schema
-) -> pa.RecordBatch:
-    """A batch of RECORDS_SCHEMA in the columns of the source; Spark requires `schema` exactly."""
-    rows = batch.num_rows
-    micros = pc.multiply_checked(batch.column("timestamp").cast(pa.int64()), 1000)
-    columns = {
-        "key": batch.column("key"),
-        "value": batch.column("value"),
-        "topic": pa.repeat(pa.scalar(topic, pa.string()), rows),
-        "partition": pa.repeat(pa.scalar(partition, pa.int32()), rows),
-        "offset": batch.column("offset"),
-        "timestamp": micros.cast(pa.timestamp("us", tz="UTC")),
-        "timestampType": pa.repeat(pa.scalar(timestamp_type, pa.int32()), rows),
-    }
-    if "headers" in schema.names:
-        columns["headers"] = batch.column("headers").cast(schema.field("headers").type)
-    return pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
 
 
 class _Ended:

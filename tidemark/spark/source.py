@@ -1,19 +1,20 @@
 """The classes that Spark calls: data source `tidemark`, batch reader, slices as input partitions.
 
 Everything here must pickle, because Spark plans in one process and reads in others. Nothing holds a
-connection: planning opens a client for one plan, and each task opens its own. Facts of the Python
+connection: planning opens a client for one plan, and workers have their own. Facts of the Python
 Data Source API that shape it:
 
 - Options are case-insensitive.
 - The engine requires a real list of partitions; an empty list arrives as one partition without a
   value.
-- Arrow batches must have exactly Spark's schema.
+- Arrow batches must have exactly Spark's schema, which is the source's own or that of `.schema`.
+  There is no other pruning of columns.
 - A reader must not define `pushFilters` unless push-down is switched on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -31,7 +32,8 @@ from pyspark.sql.types import (
 
 from tidemark.errors import ConfigError
 from tidemark.spark.offsets import OffsetRange
-from tidemark.spark.options import SourceOptions, parse_options
+from tidemark.spark.options import COLUMNS, SourceOptions, checked_columns, parse_options
+from tidemark.spark.worker import in_one_line
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -39,20 +41,21 @@ if TYPE_CHECKING:
 _HEADER = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
 
 
-def source_schema(include_headers: bool) -> StructType:
-    """The columns of Spark's Kafka source, in its order."""
-    fields = [
-        StructField("key", BinaryType()),
-        StructField("value", BinaryType()),
-        StructField("topic", StringType()),
-        StructField("partition", IntegerType()),
-        StructField("offset", LongType()),
-        StructField("timestamp", TimestampType()),
-        StructField("timestampType", IntegerType()),
-    ]
-    if include_headers:
-        fields.append(StructField("headers", ArrayType(_HEADER)))
-    return StructType(fields)
+_TYPES = {
+    "key": BinaryType(),
+    "value": BinaryType(),
+    "topic": StringType(),
+    "partition": IntegerType(),
+    "offset": LongType(),
+    "timestamp": TimestampType(),
+    "timestampType": IntegerType(),
+    "headers": ArrayType(_HEADER),
+}
+
+
+def source_schema(columns: Sequence[str] = COLUMNS[:-1]) -> StructType:
+    """These columns, by default all but headers, with the types of Spark's Kafka source."""
+    return StructType([StructField(name, _TYPES[name]) for name in columns])
 
 
 @dataclass
@@ -77,18 +80,20 @@ class TidemarkReader(DataSourceReader):  # type: ignore[misc]
         """
         from tidemark.spark.planning import plan
 
-        return [SlicePartition(offsets) for offsets in plan(self._options)]
+        with in_one_line():
+            return [SlicePartition(offsets) for offsets in plan(self._options)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Arrow batches of exactly the slice's offsets; runs in a task. Raises DataLossError."""
         if not isinstance(partition, SlicePartition):
-            return iter(())  # nothing to read: Spark 4.1 passes None, 4.3 InputPartition(None)
+            return  # nothing to read: Spark 4.1 passes None, 4.3 InputPartition(None)
         from pyspark.sql.pandas.types import to_arrow_schema
 
         from tidemark.spark.slices import read_slice
 
-        schema = to_arrow_schema(self._schema, timezone="UTC")
-        return read_slice(self._options, partition.offsets, schema)
+        with in_one_line():
+            schema = to_arrow_schema(self._schema, timezone="UTC")
+            yield from read_slice(self._options, partition.offsets, schema)
 
 
 class TidemarkDataSource(DataSource):  # type: ignore[misc]
@@ -100,15 +105,26 @@ class TidemarkDataSource(DataSource):  # type: ignore[misc]
 
     def schema(self) -> StructType:
         """The columns. Raises ConfigError for wrong options."""
-        return source_schema(parse_options(self.options).include_headers)
+        with in_one_line():
+            return source_schema(parse_options(self.options).columns)
 
     def reader(self, schema: StructType) -> TidemarkReader:
-        """A batch reader. Raises ConfigError for a schema that is not the source's own."""
-        options = parse_options(self.options)
-        own = source_schema(options.include_headers)
-        if schema.simpleString() != own.simpleString():
+        """A batch reader of the columns of `schema`.
+
+        Raises ConfigError for a column that the source does not have, or of another type.
+        """
+        with in_one_line():
+            options = parse_options(self.options)
+            return TidemarkReader(options, checked_schema(schema))
+
+
+def checked_schema(schema: StructType) -> StructType:
+    """Raises ConfigError unless each column is one of the source, with its type."""
+    names = checked_columns("schema", schema.fieldNames())
+    for field, own in zip(schema.fields, source_schema(names).fields, strict=True):
+        if field.dataType.simpleString() != own.dataType.simpleString():
             raise ConfigError(
-                "the source has a fixed schema; read it as it is and select or cast the columns: "
-                f"{own.simpleString()}"
+                f"schema: {own.name} is of type {own.dataType.simpleString()}, not "
+                f"{field.dataType.simpleString()}: cast it after reading"
             )
-        return TidemarkReader(options, own)
+    return schema
