@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 _TIMEOUT_MS = 5_000  # of one request; a leader answers much earlier
 _REQUESTS_MAX = 5  # to one broker at a time: what comes meanwhile goes together
 _MARKERS_MAX = 1_000  # of one request, counted by partition; more if one transaction has more
-_PAUSES_S = (0.05, 0.1, 0.2, 0.5, 1.0)  # between tries
+_PAUSES_S = (0.05, 0.1, 0.2, 0.5, *[1.0] * 30, 5.0)  # between tries: elections take seconds
 
 # The log is past this marker. (TRANSACTION_COORDINATOR_FENCED is not among them: it is told to a
 # coordinator that is none any more, and that one ends by its own reads.)

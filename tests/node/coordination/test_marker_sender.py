@@ -196,7 +196,7 @@ def test_the_next_leader_is_told_and_a_partition_without_one_waits() -> None:
         await asyncio.sleep(5)
         assert brokers.told == [(1, A)]
         brokers.leaders[1] = 3
-        await coordinator.until_over("one")
+        assert await coordinator.until_over("one") < 1.5
         assert brokers.told == [(1, A), (3, B)]
 
     told(scenario)
@@ -315,5 +315,19 @@ def test_a_wait_for_an_end_that_takes_too_long_leaves_nothing_behind() -> None:
             )
         assert not await coordinator.sender.until_ended("one", 1)
         assert not coordinator.sender._waiting
+
+    told(scenario)
+
+
+def test_what_hangs_for_minutes_costs_little() -> None:
+    async def scenario(coordinator: Coordinator, brokers: Brokers) -> None:
+        brokers.answer = lambda _: ErrorCode.NOT_ENOUGH_REPLICAS
+        await coordinator.decided("one", A)
+        await asyncio.sleep(60)
+        before = len(brokers.told)
+        await asyncio.sleep(100)
+        assert len(brokers.told) - before <= 20
+        brokers.answer = lambda _: ErrorCode.NONE
+        assert await coordinator.until_over("one") < 6
 
     told(scenario)
