@@ -65,7 +65,7 @@ def check_copies(servers: str, count: int) -> None:
 
 
 def open_transactions(admin: Admin, servers: str) -> list[str]:
-    """What is open, or readers of committed records have to wait for."""
+    """Open transactions, and partitions whose committed end is not their end."""
     partitions = [TopicPartition(OUTPUT, number) for number in range(OUTPUTS)]
     partitions.append(TopicPartition("__consumer_offsets", 0))
     found = [

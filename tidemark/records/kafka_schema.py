@@ -12,6 +12,7 @@ import re
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Union
 from uuid import UUID
 
@@ -39,6 +40,11 @@ _DEFAULTS: dict[str, Any] = {"str": "", "bytes": b"", "uuid": ZERO_UUID, "bool":
 _MISSING: Any = object()
 
 
+@cache
+def _in_python(name: str) -> str:
+    return re.sub(r"(?<!^)([A-Z])", r"_\1", name).lower()
+
+
 @dataclass(frozen=True, slots=True)
 class Field:
     """One field; `since`, `until` and `tag` are versions and tag numbers of Kafka's schema.
@@ -58,7 +64,7 @@ class Field:
     @property
     def attribute(self) -> str:
         """The field's name in Python."""
-        return re.sub(r"(?<!^)([A-Z])", r"_\1", self.name).lower() + self.unit
+        return _in_python(self.name) + self.unit
 
     @property
     def default_value(self) -> Any:
