@@ -7,9 +7,11 @@ directories of `sys.path`, which works for an installed wheel and for an editabl
     spark.read.format("tidemark")        # no spark.dataSource.register(...)
 
 Nobody imports it but Spark. It promises to be cheap, because it is imported wherever Spark plans a
-query: it loads `tidemark.spark.source`, and neither gRPC nor Arrow.
+query: it loads neither gRPC nor Arrow.
 """
 
-from tidemark.spark.source import TidemarkDataSource as DefaultSource
+from tidemark.spark.portable import portable_source
+
+DefaultSource = portable_source()
 
 __all__ = ["DefaultSource"]

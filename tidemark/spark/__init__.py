@@ -1,13 +1,14 @@
 """The Spark data source `tidemark`: rows of topics as Arrow batches, read over gRPC.
 
-Spark finds it by name through `pyspark_tidemark`; programs import nothing from here. Its options
+Spark finds it by name through `pyspark_tidemark`, or a program calls `register(spark)`. Its options
 and columns are those of Spark's Kafka source.
 
-    source     the classes that Spark calls
-    options    the options of a read, parsed and checked
-    planning   asks the cluster for partitions and offsets, in the driver
-    offsets    the arithmetic of ranges and slices; pure
-    slices     reads one slice within a task
+    source, portable     the classes that Spark calls; portable ones load the others where they run
+    options              the options of a read, parsed and checked
+    planning, lookups    ask the cluster for partitions and offsets, in the driver
+    offsets              the arithmetic of ranges and slices; pure
+    slices, columns      read one slice within a task
+    clients, worker      what a worker has: consumers between slices, errors of one line
 
 A read has a start and an end for each partition, fixed when it is planned. The room promises that a
 query returns exactly the records between them, in offset order within a partition, or raises
@@ -16,3 +17,5 @@ DataLossError. With failOnDataLoss=false it returns the records that the log sti
 Importing this package or `source` loads neither gRPC nor Arrow, because Spark imports them wherever
 `pyspark_tidemark` is installed.
 """
+
+from tidemark.spark.portable import register as register

@@ -1,0 +1,72 @@
+"""The data source as Spark gets it: classes that pickle whole, so that any Python can load them.
+
+Spark pickles a source where it is registered, and a reader where it is planned. A class of an
+importable module pickles as its name. A worker whose Python lacks the package fails then at loading
+it, with a traceback that names neither the Python nor the remedy. These classes load `source` when
+they are called, and say what is missing where.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+
+def register(spark: Any) -> None:
+    """Registers the format `tidemark` with a session, also one of Spark Connect.
+
+    Where Spark finds `pyspark_tidemark` installed, it knows the format without that.
+    """
+    spark.dataSource.register(portable_source())
+
+
+def portable_source() -> type[Any]:
+    """The class of the source. Whatever its methods name is local, or imported by them."""
+    import pickle
+
+    from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+
+    def load(options: Any) -> Any:
+        """The source itself. Raises ImportError that says what to do."""
+        import os
+        import socket
+        import sys
+
+        try:
+            from tidemark.spark.source import TidemarkDataSource
+        except ModuleNotFoundError as error:
+            os.environ["SPARK_HIDE_TRACEBACK"] = "1"  # of this worker, which ends now
+            raise ImportError(
+                f"the Python that Spark runs on {socket.gethostname()}, {sys.executable}, has no "
+                f"module {error.name!r}: install tidemark there, or set PYSPARK_PYTHON (or "
+                "spark.pyspark.python) to a Python that has it"
+            ) from None
+        return TidemarkDataSource(options)
+
+    class PortableReader(DataSourceReader):  # type: ignore[misc]
+        def __init__(self, options: Any, schema: Any) -> None:
+            self.options, self.schema = options, schema
+
+        def partitions(self) -> list[InputPartition]:
+            found = load(self.options).reader(self.schema).partitions()
+            return [InputPartition(pickle.dumps(each)) for each in found]
+
+        def read(self, partition: Any) -> Iterator[Any]:
+            reader = load(self.options).reader(self.schema)
+            value = getattr(partition, "value", None)
+            return iter(reader.read(None if value is None else pickle.loads(value)))
+
+    class PortableSource(DataSource):  # type: ignore[misc]
+        @classmethod
+        def name(cls) -> str:
+            return "tidemark"
+
+        def schema(self) -> Any:
+            return load(self.options).schema()
+
+        def reader(self, schema: Any) -> PortableReader:
+            options = dict(self.options)
+            load(options).reader(schema)  # refuses wrong options and columns
+            return PortableReader(options, schema)
+
+    return PortableSource
