@@ -26,6 +26,8 @@ _TEXT_MAX = 32_767
 class OffsetCodec:
     """Writes and reads version 4 of OffsetCommitValue. `key` and `value` make the objects."""
 
+    number = 1
+
     def __init__(self, key: type, value: type) -> None:
         self._key = key
         self._value = value

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
+from coordinator.records.transaction_codec import TransactionCodec
 from coordinator.records.types import RecordType, RecordTypes
 from tidemark.records.kafka_schema import Field, Struct
 
@@ -83,4 +84,7 @@ TRANSACTION_LOG = RecordType(
     written=1,
     flexible_since=1,
 )
-TRANSACTION_RECORDS = RecordTypes((TRANSACTION_LOG,))
+TRANSACTION_RECORDS = RecordTypes(
+    (TRANSACTION_LOG,),
+    TransactionCodec(TransactionLogKey, TransactionLogValue, TransactionPartitions),
+)

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
-from coordinator.records.offset_codec import OffsetCodec
 from tidemark.errors import CorruptMessageError
 from tidemark.records.kafka_schema import ObjectReader, SchemaReader, Struct, read_object, write
 
-_OFFSET_COMMIT = b"\x00\x01"
+
+class FastCodec(Protocol):
+    """A faster way for the records of one type, `number`; None for what the schemas have to do."""
+
+    number: int
+
+    def encode(self, key: Any, value: Any) -> tuple[bytes, bytes] | None: ...
+
+    def decode(self, key: bytes, value: bytes) -> tuple[Any, Any] | None: ...
 
 
 class UnknownRecordError(CorruptMessageError):
@@ -61,17 +68,17 @@ class RecordType:
 class RecordTypes:
     """The types of one topic, by number and by the class of their keys."""
 
-    def __init__(self, types: Iterable[RecordType], offsets: OffsetCodec | None = None) -> None:
-        """`offsets` is a faster way for records of type 1."""
-        self._offsets = offsets
+    def __init__(self, types: Iterable[RecordType], fast: FastCodec | None = None) -> None:
+        self._fast = fast
+        self._fast_type = b"" if fast is None else fast.number.to_bytes(2, "big")
         self.by_number = {found.number: found for found in types}
         self._by_key = {found.key.make: found for found in self.by_number.values()}
 
     def encode(self, key: Any, value: Any | None) -> tuple[bytes, bytes | None]:
         """The bytes of a record; those of a value that is None, too, are null."""
         found = self._by_key[type(key)]
-        if self._offsets is not None and found.number == 1 and value is not None:
-            fast = self._offsets.encode(key, value)
+        if self._fast is not None and found.number == self._fast.number and value is not None:
+            fast = self._fast.encode(key, value)
             if fast is not None:
                 return fast
         return found.encode_key(key), None if value is None else found.encode_value(value)
@@ -79,8 +86,8 @@ class RecordTypes:
     def decode(self, key: bytes, value: bytes | None) -> tuple[Any, Any | None]:
         """Raises UnknownRecordError for a newer type or version, CorruptMessageError for wrong
         bytes."""
-        if self._offsets is not None and key[:2] == _OFFSET_COMMIT and value is not None:
-            fast = self._offsets.decode(key, value)
+        if self._fast is not None and key[:2] == self._fast_type and value is not None:
+            fast = self._fast.decode(key, value)
             if fast is not None:
                 return fast
         found = self.type_of(key)
