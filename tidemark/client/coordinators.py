@@ -9,7 +9,7 @@ from math import inf
 from random import Random
 from typing import TypeVar
 
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 
 from tidemark.client.connections import Connections
 from tidemark.client.metadata import MetadataCache, monotonic_ms
@@ -21,6 +21,7 @@ from tidemark.errors import (
     NotCoordinatorError,
     RequestTimedOutError,
     TidemarkError,
+    UnknownServerError,
     raise_for,
 )
 from tidemark.v1 import group_pb2 as pb
@@ -53,9 +54,17 @@ async def call_at(
     timeout_ms: float | None = None,
 ) -> R:
     """Sends a request of the services Groups, Transactions or Log to the broker at `address`.
-    `codes` gives the errors of an answer, of which the first is raised."""
+    `codes` gives the errors of an answer, of which the first is raised. Raises UnknownServerError
+    for an answer that can not be read."""
+
+    def decode(answer: bytes) -> R:
+        try:
+            return response.FromString(answer)
+        except DecodeError as error:
+            raise UnknownServerError(f"{address}: the answer can not be read: {error}") from error
+
     answer = await connections.call(
-        address, _PATHS[type(request)], request, response.FromString, timeout_ms=timeout_ms
+        address, _PATHS[type(request)], request, decode, timeout_ms=timeout_ms
     )
     for code, message in codes(answer):
         raise_for(code, message)
@@ -143,7 +152,11 @@ class CoordinatorCalls:
                 request,
                 pb.FindCoordinatorResponse,
                 lambda _: (),
-                min(_FIND_TIMEOUT_MS, self._connections.request_timeout_ms, timeout_ms or inf),
+                min(
+                    _FIND_TIMEOUT_MS,
+                    self._connections.request_timeout_ms,
+                    inf if timeout_ms is None else timeout_ms,
+                ),
             )
             for found in answer.coordinators:
                 raise_for(found.error_code, found.error_message)

@@ -64,11 +64,16 @@ class ErrorKind(Enum):
 
     RETRIABLE = "The client repeats it; it is raised when the time is up. The same call may succeed"
     ABORTABLE = "abort_transaction(), then begin again with the same producer"
-    RECOVERABLE = "The producer is fenced: close it, and make another one if no other took over"
+    RECOVERABLE = "It is fenced or closed: close it, and make another one if no other took over"
     CONFIGURATION = "No repetition helps: change the settings, or the cluster"
 
 
-_RECOVERABLE = (ProducerFencedError, InvalidProducerEpochError, InvalidProducerIdMappingError)
+_RECOVERABLE = (
+    ClientClosedError,
+    InvalidProducerEpochError,
+    InvalidProducerIdMappingError,
+    ProducerFencedError,
+)
 _CONFIGURATION = (
     ClusterAuthorizationFailedError,
     ConfigError,

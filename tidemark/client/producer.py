@@ -318,10 +318,13 @@ class AsyncProducer(AsyncCloses):
         `consumer.positions()` and `consumer.group_metadata()`. Get the records by a poll: within
         `async for` the positions do not cover the present record.
 
-        Raises CommitFailedError if the consumer is not the group's member any more, and ValueError
-        for a negative offset. After any failure of the call the transaction has to be aborted.
+        Raises CommitFailedError if the consumer is not the group's member any more: the transaction
+        has to be aborted, as after any failure at the coordinator. Raises ValueError for a negative
+        offset, and TypeError.
         """
         self._connections.check_fork()
+        if not isinstance(group, ConsumerGroupMetadata):
+            raise TypeError(f"group is what consumer.group_metadata() gives, not {group!r}")
         await self.required_transactions().send_offsets(offsets_of(offsets), group, timeout_ms)
 
     def transaction(self) -> AbstractAsyncContextManager[None]:

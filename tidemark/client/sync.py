@@ -266,6 +266,12 @@ class Producer(Face):
         """`with producer.transaction():` begins a transaction and commits it at the end; see
         AsyncProducer.transaction."""
         transactions = self._core.required_transactions()
+        is_begun = False  # a transaction of another thread is not this block's
+
+        async def enter() -> None:
+            nonlocal is_begun
+            await transactions.enter()
+            is_begun = True
 
         async def leave() -> None:
             try:
@@ -276,11 +282,12 @@ class Producer(Face):
             await transactions.leave()
 
         async def leave_after_error() -> None:
-            self._drop_staged()
-            await transactions.leave_after_error()
+            if is_begun:
+                self._drop_staged()
+                await transactions.leave_after_error()
 
         try:
-            self._thread.run(transactions.enter())
+            self._thread.run(enter())
             yield
         except BaseException:
             self._thread.run(leave_after_error())

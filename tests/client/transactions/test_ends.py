@@ -14,9 +14,11 @@ from tidemark.client import (
     AsyncProducer,
     ClientClosedError,
     ConsumerGroupMetadata,
+    ErrorKind,
     IllegalStateError,
     TransactionAbortedError,
     TransactionInDoubtError,
+    kind_of,
 )
 from tidemark.client.transactions.core import TransactionState as S
 from tidemark.errors import (
@@ -337,6 +339,127 @@ def test_close_waits_for_a_commit_that_is_under_way() -> None:
         await commit
         await close
         assert cluster.committed() == [b"kept"]
+
+    play(story)
+
+
+def test_a_block_whose_producer_another_task_closes_does_not_end_as_if_it_had_committed() -> None:
+    async def story(cluster: TransactionalCluster, producer: AsyncProducer) -> None:
+        async def work() -> None:
+            async with producer.transaction():
+                await producer.send("t", b"gone", partition=0)
+                await asyncio.sleep(5)
+
+        working = asyncio.create_task(work())
+        await asyncio.sleep(1)
+        await producer.close()
+        with pytest.raises(ClientClosedError, match="aborted the transaction"):
+            await working
+        assert cluster.committed() == []
+
+    play(story)
+
+
+@pytest.mark.parametrize("what", ["commit", "abort", "offsets"])
+def test_a_call_that_waited_for_the_end_of_its_transaction_does_not_touch_the_next_one(
+    what: str,
+) -> None:
+    async def story(cluster: TransactionalCluster, producer: AsyncProducer) -> None:
+        async def two() -> None:
+            producer.begin_transaction()
+            producer.send("t", b"1", partition=0)
+            await producer.commit_transaction()
+            async with producer.transaction():
+                producer.send("t", b"2", partition=0)
+                await asyncio.sleep(1)
+                producer.send("t", b"2", partition=1)
+
+        working = asyncio.create_task(two())
+        await asyncio.sleep(0)
+        calls: dict[str, Callable[[], Awaitable[None]]] = {
+            "commit": producer.commit_transaction,
+            "abort": producer.abort_transaction,
+            "offsets": lambda: producer.send_offsets_to_transaction({T0: 1}, GROUP),
+        }
+        assert state_of(producer) is S.FLUSHING
+        with pytest.raises(IllegalStateError, match="another task ended the transaction"):
+            await calls[what]()
+        await working
+        assert cluster.committed() == [b"1", b"2", b"2"]
+        assert not cluster.offsets
+
+    play(story)
+
+
+def test_an_answer_that_can_not_be_read_leaves_a_commit_in_doubt_and_hides_no_error() -> None:
+    async def story(cluster: TransactionalCluster, producer: AsyncProducer) -> None:
+        async def garbage(*_: object) -> bytes:
+            return b"\xff\xff garbage"
+
+        whole, cluster.services["EndTxn"] = cluster.services["EndTxn"], garbage
+        producer.begin_transaction()
+        await producer.send("t", b"kept", partition=0)
+        with pytest.raises(TransactionInDoubtError, match="can not be read"):
+            await producer.commit_transaction(500)
+        cluster.services["EndTxn"] = whole
+        await producer.commit_transaction()
+        assert cluster.committed() == [b"kept"]
+        cluster.services["EndTxn"] = garbage
+        with pytest.raises(KeyError):
+            async with producer.transaction():
+                await producer.send("t", b"gone", partition=0)
+                raise KeyError
+        await producer.close()
+
+    play(story)
+
+
+def test_an_error_that_nobody_foresaw_in_an_abort_hides_neither_the_callers_nor_a_close() -> None:
+    async def story(cluster: TransactionalCluster, producer: AsyncProducer) -> None:
+        async def broken(*_: object, **__: object) -> None:
+            raise RuntimeError("nobody foresaw it")
+
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(producer.required_transactions()._coordinator, "call", broken)
+            with pytest.raises(KeyError):
+                async with producer.transaction():
+                    await producer.send("t", b"gone", partition=0)
+                    raise KeyError
+            assert state_of(producer) is S.ABORTING
+            await producer.close()
+
+    play(story)
+
+
+def test_a_timeout_of_0_does_not_wait_for_the_search_of_the_coordinator() -> None:
+    async def story(cluster: TransactionalCluster, producer: AsyncProducer) -> None:
+        producer.begin_transaction()
+        await producer.send("t", b"kept", partition=0)
+        cluster.fates["EndTxn"].append(ErrorCode.NOT_COORDINATOR)
+        with pytest.raises(TransactionInDoubtError):
+            await producer.commit_transaction(20)
+        cluster.hung.add(1)
+        begun = now_s()
+        with pytest.raises(TransactionInDoubtError):
+            await producer.commit_transaction(0)
+        assert now_s() - begun < 0.1
+        cluster.hung.clear()
+        await producer.commit_transaction()
+
+    play(story)
+
+
+def test_a_commit_that_was_sent_stays_in_doubt_when_the_producer_is_closed() -> None:
+    async def story(cluster: TransactionalCluster, producer: AsyncProducer) -> None:
+        producer.begin_transaction()
+        await producer.send("t", b"doubt", partition=0)
+        cluster.fates["EndTxn"].extend([HANG] * 40)
+        commit = asyncio.create_task(producer.commit_transaction())
+        await asyncio.sleep(0.1)
+        await producer.close(0)
+        with pytest.raises(TransactionInDoubtError):
+            await commit
+        assert kind_of(ClientClosedError()) is ErrorKind.RECOVERABLE
 
     play(story)
 

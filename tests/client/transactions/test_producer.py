@@ -358,6 +358,11 @@ def test_offsets_go_along_with_the_members_epoch() -> None:
         producer.begin_transaction()
         with pytest.raises(ValueError, match="not negative"):
             await producer.send_offsets_to_transaction({T0: -1}, GROUP)
+        for wrong in ("4", None, True):
+            with pytest.raises(TypeError, match="an int or OffsetAndMetadata"):
+                await producer.send_offsets_to_transaction({T0: wrong}, GROUP)  # type: ignore[dict-item]
+        with pytest.raises(TypeError, match="group_metadata"):
+            await producer.send_offsets_to_transaction({T0: 4}, "g")  # type: ignore[arg-type]
         await producer.commit_transaction()
 
     play(story)

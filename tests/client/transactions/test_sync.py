@@ -109,6 +109,20 @@ def test_records_and_offsets_are_consumed_and_produced_exactly_once(
         assert reader.group_metadata() == (out, "", -1, None)
 
 
+def test_a_block_that_can_not_begin_leaves_the_open_transaction_alone(
+    cluster: Cluster, out: str
+) -> None:
+    with cluster.producer(transactional_id=out) as producer:
+        with producer.transaction():
+            producer.send(out, b"first").result()
+            staged = producer.send(out, b"staged")
+            with pytest.raises(IllegalStateError, match="is open"), producer.transaction():
+                pass
+            producer.send(out, b"last")
+        assert staged.exception() is None
+    assert seen(cluster, out) == [b"first", b"staged", b"last"]
+
+
 def test_an_error_behind_the_callers_thread_fails_the_transaction(
     cluster: Cluster, out: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,7 +28,8 @@ def checked_partition(partition: TopicPartition | tuple[str, int]) -> TopicParti
 def offsets_of(
     offsets: Mapping[TopicPartition, int | OffsetAndMetadata],
 ) -> dict[TopicPartition, OffsetAndMetadata]:
-    """Offsets as a caller may give them. Raises ValueError for a negative or too large one."""
+    """Offsets as a caller may give them. Raises ValueError for a negative or too large one, and
+    TypeError for what is none."""
     found = {
         checked_partition(partition): (
             OffsetAndMetadata(offset) if isinstance(offset, int) else offset
@@ -36,6 +37,8 @@ def offsets_of(
         for partition, offset in offsets.items()
     }
     for partition, committed in found.items():
+        if not isinstance(committed, OffsetAndMetadata) or isinstance(committed.offset, bool):
+            raise TypeError(f"{partition}: an int or OffsetAndMetadata, not {committed!r}")
         if not 0 <= committed.offset < 1 << 63:
             raise ValueError(f"{partition}: an offset is not negative: {committed.offset}")
     return found

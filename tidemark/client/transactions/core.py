@@ -23,6 +23,7 @@ from enum import Enum
 from typing import NamedTuple, NoReturn
 
 from tidemark.client.errors import (
+    ClientClosedError,
     CommitFailedError,
     ErrorKind,
     IllegalStateError,
@@ -110,6 +111,7 @@ class TransactionCore:
         self.state = TransactionState.UNINITIALIZED
         self.identity: Identity | None = None
         self.error: BaseException | None = None
+        self.number = 0  # of the present transaction, or of the last one
         self._is_written = False  # whether a broker may know of this transaction
 
     def _move(self, state: TransactionState) -> None:
@@ -145,6 +147,7 @@ class TransactionCore:
         if self.state is not _S.READY:
             self.refuse()
         self.error = None
+        self.number += 1
         self._is_written = False
         self._move(_S.IN_TRANSACTION)
 
@@ -171,8 +174,7 @@ class TransactionCore:
 
     def failed(self, error: BaseException) -> None:
         """A record or offsets of the transaction are lost, so it can not be committed."""
-        kind = kind_of(error)
-        if kind in _FINAL and self.state not in (_S.UNINITIALIZED, _S.FATAL_ERROR):
+        if _is_final(error) and self.state not in (_S.UNINITIALIZED, _S.FATAL_ERROR):
             self._fatal(error)
         elif self.state in (_S.IN_TRANSACTION, _S.FLUSHING):
             self.error = error
@@ -254,7 +256,7 @@ class TransactionCore:
 
     def not_ended(self, error: TidemarkError) -> TidemarkError:
         """Takes the error of EndTxn after which it is not repeated. Returns the error to raise."""
-        if kind_of(error) in _FINAL:
+        if _is_final(error):
             self._fatal(error)
             return error
         if isinstance(error, _REFUSALS):
@@ -271,6 +273,12 @@ class TransactionCore:
                 f"transaction of {self.transactional_id}: {self.state.value} ({error})"
             )
         return error
+
+
+def _is_final(error: BaseException) -> bool:
+    """Whether the coordinator takes nothing more from this producer. A close decides nothing: a
+    commit that was sent stays in doubt."""
+    return kind_of(error) in _FINAL and not isinstance(error, ClientClosedError)
 
 
 def _again(error: TidemarkError) -> TidemarkError:

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
 from tidemark.client.coordinators import CoordinatorCalls
-from tidemark.client.errors import ClientClosedError, TransactionAbortedError
+from tidemark.client.errors import ClientClosedError, IllegalStateError, TransactionAbortedError
 from tidemark.client.groups.requests import commit_request, of_commit
 from tidemark.client.models import ConsumerGroupMetadata, OffsetAndMetadata
 from tidemark.client.transactions.core import TransactionCore, TransactionState
@@ -41,7 +41,8 @@ class ProducedRecords(Protocol):
 
 
 class ProducerTransactions:
-    """The transactions of one producer. Calls that end one are carried out one after the other."""
+    """The transactions of one producer. Calls that end one are carried out one after the other,
+    each for the transaction in which it was made."""
 
     def __init__(
         self, core: TransactionCore, records: ProducedRecords, calls: Calls, max_block_ms: float
@@ -55,11 +56,11 @@ class ProducerTransactions:
         self._groups: dict[str, CoordinatorCalls] = {}
         self._alone = asyncio.Lock()
         self._is_closed = False
+        self._cut_off = 0  # the number of the transaction that `close` aborted
 
     async def init(self, timeout_ms: float | None) -> None:
         """Gets the producer's id, and fences earlier producers; does nothing if it has one."""
-        async with self._alone:
-            self._check_open()
+        async with self._turn():
             if self.core.state is not TransactionState.UNINITIALIZED:
                 if self.core.state is TransactionState.FATAL_ERROR:
                     self.core.refuse()
@@ -79,8 +80,7 @@ class ProducerTransactions:
 
     async def commit(self, timeout_ms: float | None = None) -> None:
         """See AsyncProducer.commit_transaction."""
-        async with self._alone:
-            self._check_open()
+        async with self._turn():
             await self._commit(timeout_ms)
 
     async def _commit(self, timeout_ms: float | None) -> None:
@@ -98,8 +98,7 @@ class ProducerTransactions:
 
     async def abort(self, timeout_ms: float | None = None) -> None:
         """See AsyncProducer.abort_transaction."""
-        async with self._alone:
-            self._check_open()
+        async with self._turn():
             await self._abort(timeout_ms)
 
     async def _abort(self, timeout_ms: float | None) -> None:
@@ -129,8 +128,7 @@ class ProducerTransactions:
         timeout_ms: float | None,
     ) -> None:
         """See AsyncProducer.send_offsets_to_transaction."""
-        async with self._alone:
-            self._check_open()
+        async with self._turn():
             self.core.check_send()
             if not offsets:
                 return
@@ -191,7 +189,9 @@ class ProducerTransactions:
 
     async def leave(self) -> None:
         """Commits, unless the caller ended the transaction. Aborts if that fails before anything
-        was decided."""
+        was decided. Raises ClientClosedError if `close` of another task aborted it."""
+        if self._cut_off == self.core.number:
+            raise ClientClosedError("the producer was closed, which aborted the transaction")
         if self.core.state is not TransactionState.READY:
             try:
                 await self.commit()
@@ -208,7 +208,7 @@ class ProducerTransactions:
         try:
             async with asyncio.timeout(_ABORT_S):
                 await self.abort()
-        except (TidemarkError, TimeoutError) as error:
+        except Exception as error:
             logger.warning(
                 "%s: the transaction is not aborted yet; the next one will wait for it: %r",
                 self.core.transactional_id,
@@ -224,14 +224,30 @@ class ProducerTransactions:
                 if self.core.state is TransactionState.COMMITTING:
                     await self._commit(None)
                 elif self.core.state in (*_OPEN, TransactionState.ABORTING):
+                    self._cut_off = self.core.number
                     await self._abort(None)
-            except TidemarkError as error:
+            except Exception as error:
                 logger.warning(
                     "%s: closed before the end of a transaction; if it is open, its coordinator"
-                    " aborts it after transaction.timeout.ms: %s",
+                    " aborts it after transaction.timeout.ms: %r",
                     self.core.transactional_id,
                     error,
                 )
+
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """Waits until no other call is under way. Raises IllegalStateError if the transaction is
+        over by then, and another one has begun."""
+        self._check_open()
+        number = self.core.number
+        async with self._alone:
+            self._check_open()
+            if self.core.number != number:
+                raise IllegalStateError(
+                    f"{self.core.transactional_id}: another task ended the transaction, and began"
+                    " the next one: let one task end it"
+                )
+            yield
 
     def _number_anew(self) -> None:
         assert self.core.identity is not None
