@@ -10,6 +10,8 @@ import pytest
 
 from tests.node.coordination.stubs import SETTINGS, Stubs, Transactions
 from tidemark.client import AsyncAdmin
+from tidemark.client.coordinators import CoordinatorCalls
+from tidemark.client.metadata import MetadataCache
 from tidemark.client.transactions import leaders
 from tidemark.client.transactions.admin import AsyncTransactionAdmin
 from tidemark.errors import (
@@ -20,12 +22,14 @@ from tidemark.errors import (
     ProducerFencedError,
     TransactionalIdNotFoundError,
     TransactionCoordinatorFencedError,
+    UnknownServerError,
     UnknownTopicOrPartitionError,
 )
 from tidemark.records import Record, encode_batch
 from tidemark.testing import Cluster
 from tidemark.testing.node import EPOCH_MS
 from tidemark.types import TopicPartition
+from tidemark.v1 import transaction_pb2 as pb
 
 A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)
 MINUTE_MS = 60_000
@@ -307,9 +311,9 @@ def test_coordinators_that_move_while_they_are_asked_are_asked_again(
         one = await Transactions(stubs, "one").init()
         await one.send("a", 0, "x")
         listings = 0
-        whole = AsyncTransactionAdmin.list
+        whole = AsyncTransactionAdmin._list
 
-        async def list_(self: AsyncTransactionAdmin, **filters: Any) -> Any:
+        async def list_(self: AsyncTransactionAdmin, *asked: Any) -> Any:
             nonlocal listings
             listings += 1
             if listings == 1:
@@ -318,11 +322,53 @@ def test_coordinators_that_move_while_they_are_asked_are_asked_again(
                 stubs.cluster.kill(leader)
                 await asyncio.sleep(5)
                 return []
-            return await whole(self, **filters)
+            return await whole(self, *asked)
 
-        monkeypatch.setattr(AsyncTransactionAdmin, "list", list_)
+        monkeypatch.setattr(AsyncTransactionAdmin, "_list", list_)
         assert await admin.transactions.find_hanging([A0], 0) == []
         assert listings > 1
+
+    told(story)
+
+
+def test_a_coordinator_that_the_asked_node_does_not_know_yet_is_not_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def story(stubs: Stubs, admin: AsyncAdmin) -> None:
+        one = await Transactions(stubs, "one").init()
+        await one.send("a", 0, "x")
+        coordinator = await stubs.coordinator("one")
+        whole, stale = MetadataCache.refresh, 0
+
+        async def refresh(self: MetadataCache) -> None:
+            nonlocal stale
+            await whole(self)
+            if stale < 2:
+                stale += 1
+                del self.brokers[coordinator]
+
+        await admin.transactions.describe_producers([A0])
+        with monkeypatch.context() as patched:
+            patched.setattr(MetadataCache, "refresh", refresh)
+            assert await admin.transactions.open_transaction(A0, one.producer_id) is not None
+            assert stale == 2
+            stale = 0
+            assert await admin.transactions.list() == [], "here it may have stopped"
+
+    told(story)
+
+
+def test_an_answer_that_says_nothing_is_an_error_of_the_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def empty(*_: Any) -> pb.DescribeTransactionsResponse:
+        return pb.DescribeTransactionsResponse()
+
+    async def story(stubs: Stubs, admin: AsyncAdmin) -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(CoordinatorCalls, "call", empty)
+            with pytest.raises(UnknownServerError, match="nothing of one"):
+                await admin.transactions.describe(["one"])
 
     told(story)
 

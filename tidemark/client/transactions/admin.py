@@ -24,6 +24,7 @@ from tidemark.errors import (
     InvalidRequestError,
     InvalidTxnStateError,
     TransactionalIdNotFoundError,
+    UnknownServerError,
     raise_for,
 )
 from tidemark.surroundings import surroundings
@@ -103,20 +104,35 @@ class AsyncTransactionAdmin:
             duration_filter_ms=-1 if older_than_ms is None else max(1, older_than_ms),
             transactional_id_pattern=pattern,
         )
+        return await self._list(request)
+
+    async def _list(
+        self, request: pb.ListTransactionsRequest, needed: Collection[int] = ()
+    ) -> Listings:
+        """Asks all live brokers. Raises CoordinatorNotAvailableError if one that is `needed` is
+        none of them."""
         await self._metadata.refresh()
         brokers = sorted(self._metadata.brokers)
-        answers = await asyncio.gather(*(self._list_of(each, request) for each in brokers))
+        if missing := sorted(set(needed).difference(brokers)):
+            raise CoordinatorNotAvailableError(f"broker {missing[0]} is not known to be alive")
+        answers = await asyncio.gather(
+            *(self._list_of(each, request, each in needed) for each in brokers)
+        )
         found = {listed.transactional_id: listed for answer in answers for listed in answer}
         return [found[transactional_id] for transactional_id in sorted(found)]
 
-    async def _list_of(self, broker_id: int, request: pb.ListTransactionsRequest) -> Listings:
+    async def _list_of(
+        self, broker_id: int, request: pb.ListTransactionsRequest, is_needed: bool
+    ) -> Listings:
         tries, started_ms = 0, monotonic_ms()
         while True:
             tries += 1
             address = self._metadata.address(broker_id)
-            if address is None:
+            if address is None and not is_needed:
                 return []  # it stopped: others coordinate its transactions by now
             try:
+                if address is None:
+                    raise CoordinatorNotAvailableError(f"broker {broker_id} stopped")
                 answer = await self._connections.call(
                     address, _LIST, request, pb.ListTransactionsResponse.FromString
                 )
@@ -153,6 +169,8 @@ class AsyncTransactionAdmin:
             pb.DescribeTransactionsResponse,
             lambda found: ((each.error_code, each.error_message) for each in found.transactions),
         )
+        if not answer.transactions:
+            raise UnknownServerError(f"the answer says nothing of {transactional_id}")
         return _described(answer.transactions[0])
 
     async def force_terminate(self, transactional_id: str) -> None:
@@ -284,7 +302,10 @@ class AsyncTransactionAdmin:
             tries += 1
             try:
                 before = await self._coordinators()
-                found = await self.list(producer_ids=producer_ids)
+                request = pb.ListTransactionsRequest(
+                    producer_id_filters=producer_ids, duration_filter_ms=-1
+                )
+                found = await self._list(request, {leader for leader, _ in before.values()})
                 if before == await self._coordinators():
                     return found
                 raise CoordinatorNotAvailableError("coordinators moved while they were asked")
