@@ -135,6 +135,9 @@ def test_options_of_transactions_need_an_id(cluster: Cluster) -> None:
         result = run("produce", "events", option, "5", code=1)
         assert "ConfigError: transactions need a --transactional-id" in result.stderr
     assert "ConfigError" in produce("--acks", "1", text="a\n", code=1).stderr
+    empty = run("produce", "events", "--transactional-id", "", text="a\n", code=1)
+    assert "transactional.id=''" in empty.stderr, "as of a variable that is not set"
+    assert values(cluster) == []
 
 
 def test_an_open_transaction_is_seen_and_ended_by_an_operator(cluster: Cluster) -> None:

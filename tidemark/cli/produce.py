@@ -39,8 +39,8 @@ def produce(
         str, typer.Option(help="none, gzip, snappy, lz4 or zstd.")
     ] = "none",
     transactional_id: Annotated[
-        str, typer.Option(help="Send all lines in one transaction of this id.")
-    ] = "",
+        str | None, typer.Option(help="Send all lines in one transaction of this id.")
+    ] = None,
     transaction_timeout_ms: Annotated[
         int | None, typer.Option(help="The broker aborts one that is open for longer.", min=1)
     ] = None,
@@ -58,7 +58,7 @@ def produce(
     from tidemark.client.sync import Producer
 
     settings: dict[str, Any] = {"acks": acks, "compression_type": compression_type}
-    if transactional_id:
+    if transactional_id is not None:  # an empty one is refused, not left out
         settings["transactional_id"] = transactional_id
         if transaction_timeout_ms is not None:
             settings["transaction_timeout_ms"] = transaction_timeout_ms
