@@ -6,7 +6,7 @@ import pytest
 
 from tidemark.errors import ConfigError
 from tidemark.spark.offsets import EARLIEST, LATEST
-from tidemark.spark.options import COLUMNS, parse_options
+from tidemark.spark.options import COLUMNS, parse_columns, parse_options
 from tidemark.types import TopicPartition
 
 PLAIN = {"bootstrap.servers": "h:1", "subscribe": "a, b,a"}
@@ -74,6 +74,7 @@ def test_assign_names_partitions() -> None:
         ({"columns": "value,ofset"}, "columns: 'ofset' is none of key, value, topic"),
         ({"columns": ","}, "columns names at least one column, and none twice"),
         ({"columns": "key,key"}, "and none twice"),
+        ({"maxOffsetsPerTrigger": "5"}, "no effect in a batch query: it is an option of streams"),
         ({"path": "x"}, "unknown option 'path'"),
         ({"startingOffsets": "latest"}, "can not be latest in a batch query"),
         ({"startingOffsets": '{"a":{"0":-1}}'}, "can not be latest in a batch query"),
@@ -102,3 +103,30 @@ def test_servers_are_required() -> None:
 def test_broken_assign_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="is not JSON like"):
         parse_options({"bootstrap.servers": "h:1", "assign": text})
+
+
+@pytest.mark.parametrize(
+    ("said", "answer"),
+    [
+        ({"startingOffsets": "latest"}, "another place whenever Spark asks.*startingTimestamp"),
+        ({"endingOffsets": "latest"}, "no effect in a stream: it is an option of batches"),
+        ({"maxTriggerDelay": "soon"}, "is no time like 500ms"),
+        ({"maxOffsetsPerTrigger": "0"}, "below 1"),
+    ],
+)
+def test_a_wrong_option_of_a_stream_is_answered(said: dict[str, str], answer: str) -> None:
+    with pytest.raises(ConfigError, match=answer):
+        parse_options(PLAIN | said, is_stream=True)
+
+
+def test_a_stream_reads_what_is_committed_and_has_limits() -> None:
+    said = {"maxOffsetsPerTrigger": "5", "minOffsetsPerTrigger": "3", "maxTriggerDelay": "2m"}
+    options = parse_options(PLAIN | said, is_stream=True)
+    assert options.isolation_level == "read_committed"
+    assert (options.offsets_per_trigger_max, options.offsets_per_trigger_min) == (5, 3)
+    assert options.trigger_delay_max_ms == 120_000
+
+
+@pytest.mark.parametrize("said", [{"startingOffsets": "latest"}, {"maxOffsetsPerTrigger": "5"}])
+def test_columns_are_known_before_it_shows_whether_it_is_a_stream(said: dict[str, str]) -> None:
+    assert parse_columns(PLAIN | {"columns": "value"} | said) == ("value",)

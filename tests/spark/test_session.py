@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.spark.fake_log import FakeLog, FakePartition, records, serving
+from tidemark.spark import register
 from tidemark.types import TopicPartition
 
 pytestmark = pytest.mark.spark
@@ -51,7 +54,7 @@ def fake() -> Iterator[FakeLog]:
 
 def read(spark: Any, fake: FakeLog, **options: str) -> Any:
     reader = spark.read.format("tidemark").option("bootstrap.servers", fake.bootstrap_servers)
-    return reader.option("subscribe", "t").options(**options).load()
+    return reader.options(**({"subscribe": "t"} | options)).load()
 
 
 def test_importing_the_registration_loads_neither_grpc_nor_arrow() -> None:
@@ -88,6 +91,56 @@ def test_slices_become_tasks(spark: Any, fake: FakeLog) -> None:
     assert rows.agg({"offset": "sum"}).collect()[0][0] == sum(range(100)) + sum(range(250))
 
 
-def test_a_wrong_option_reaches_the_user(spark: Any, fake: FakeLog) -> None:
-    with pytest.raises(Exception, match="did you mean 'failOnDataLoss'"):
+def test_some_columns_are_read_alone(spark: Any, fake: FakeLog) -> None:
+    reader = spark.read.format("tidemark").option("bootstrap.servers", fake.bootstrap_servers)
+    rows = reader.option("subscribe", "t").schema("offset bigint, value binary").load()
+    assert rows.columns == ["offset", "value"]
+    assert rows.where("string(value) = 'v7'").agg({"offset": "sum"}).collect()[0][0] == 14
+    assert read(spark, fake, columns="partition").groupBy().count().collect()[0][0] == 350
+
+
+def test_a_wrong_option_reaches_the_user_in_one_line(spark: Any, fake: FakeLog) -> None:
+    with pytest.raises(Exception, match="did you mean 'failOnDataLoss'") as raised:
         read(spark, fake, failOnDataLos="true")
+    assert "Traceback" not in str(raised.value)
+
+
+def test_the_error_of_a_task_reaches_the_user_without_a_traceback(spark: Any) -> None:
+    log = FakePartition()
+    log.append(records(0, 10))
+    with serving({TopicPartition("lost", 0): log}) as fake:
+        rows = read(spark, fake, subscribe="lost")
+        rows.rdd.getNumPartitions()  # plans
+        fake.topic_id = uuid.UUID(int=5)
+        with pytest.raises(Exception, match="DataLossError: lost-0: the topic was") as raised:
+            rows.rdd.count()
+        assert "Traceback" not in str(raised.value).partition("DataLossError")[0]
+
+
+def test_a_registered_source_streams_every_row_once(
+    spark: Any, fake: FakeLog, tmp_path: Path
+) -> None:
+    """Two runs with AvailableNow over one checkpoint, and rows that came between."""
+    register(spark)
+    log = FakePartition()
+    log.append(records(0, 24))
+    with serving({TopicPartition("s", 0): log}) as server:
+
+        def run() -> list[int]:
+            rows = (
+                spark.readStream.format("tidemark")
+                .option("bootstrap.servers", server.bootstrap_servers)
+                .options(subscribe="s", maxOffsetsPerTrigger="10", columns="offset")
+                .load()
+            )
+            writing = rows.writeStream.format("parquet").option("path", str(tmp_path / "out"))
+            writing = writing.option("checkpointLocation", str(tmp_path / "checkpoint"))
+            query = writing.trigger(availableNow=True).start()
+            query.awaitTermination()
+            return [p["numInputRows"] for p in query.recentProgress if p["numInputRows"]]
+
+        assert run() == [10, 10, 4]
+        log.append(records(24, 5))
+        assert run() == [5]
+    found = spark.read.parquet(str(tmp_path / "out")).collect()
+    assert sorted(row["offset"] for row in found) == list(range(29))

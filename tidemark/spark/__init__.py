@@ -7,11 +7,13 @@ and columns are those of Spark's Kafka source.
     options              the options of a read, parsed and checked
     planning, lookups    ask the cluster for partitions and offsets, in the driver
     offsets              the arithmetic of ranges and slices; pure
+    stream               the reader of a streaming query
+    stream_offsets       its offsets, and what each batch may read; pure
     slices, columns      read one slice within a task
     clients, worker      what a worker has: consumers between slices, errors of one line
 
-A read has a start and an end for each partition, fixed when it is planned. The room promises that a
-query returns exactly the records between them, in offset order within a partition, or raises
+A read, or a batch of a stream, has a start and an end for each partition, fixed when it is planned.
+The room promises that it returns exactly the records between them, in offset order within a partition, or raises
 DataLossError. With failOnDataLoss=false it returns the records that the log still has.
 
 Importing this package or `source` loads neither gRPC nor Arrow, because Spark imports them wherever

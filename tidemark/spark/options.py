@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -48,7 +49,12 @@ _KNOWN = (
     "kafka.isolation.level",
     "kafkaConsumer.pollTimeoutMs",
     "lookupTimeoutMs",
+    "maxOffsetsPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
 )
+_OF_BATCHES = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
+_OF_STREAMS = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
 _REFUSED = {
     "subscribePattern": "subscribePattern is not supported: name the topics in subscribe",
     "fetchOffset.numRetries": "fetchOffset.numRetries: tries have a time here, lookupTimeoutMs",
@@ -89,17 +95,41 @@ class SourceOptions:
     isolation_level: str
     poll_timeout_ms: int
     lookup_timeout_ms: int
+    offsets_per_trigger_max: int | None = None
+    offsets_per_trigger_min: int | None = None
+    trigger_delay_max_ms: int = 900_000
 
 
-def parse_options(options: Mapping[str, str]) -> SourceOptions:
+def parse_columns(options: Mapping[str, str]) -> tuple[str, ...]:
+    """The columns of a batch or a stream. Raises ConfigError as `parse_options`."""
+    given = _known_options(options)
+    is_stream = not given.keys().isdisjoint(_OF_STREAMS)
+    if given.get("startingOffsets", "").lower() == "latest":
+        return _columns(given)  # which of the two it is, and so whether it is right, shows later
+    return parse_options(options, is_stream=is_stream).columns
+
+
+def parse_options(options: Mapping[str, str], *, is_stream: bool = False) -> SourceOptions:
     """Parses the options. Raises ConfigError that names the wrong one and says what to do."""
     given = _known_options(options)
+    for name in _OF_BATCHES if is_stream else _OF_STREAMS:
+        if name in given:
+            kind, other = ("stream", "batches") if is_stream else ("batch query", "streams")
+            raise ConfigError(f"{name} has no effect in a {kind}: it is an option of {other}")
+    if is_stream and given.get("startingOffsets", "").lower() == "latest":
+        raise ConfigError(
+            "startingOffsets=latest is another place whenever Spark asks, also after a restart, "
+            "and records between would be lost: give startingTimestamp, the present time in ms, "
+            "with startingOffsetsByTimestampStrategy=latest, or offsets by partition"
+        )
     servers = _one_of(given, "bootstrap.servers", "kafka.bootstrap.servers")
     if not servers:
         raise ConfigError("the option bootstrap.servers is required: host:port,host:port")
     topics, partitions = _what_to_read(given)
     strategy = _choice(given, "startingOffsetsByTimestampStrategy", ("error", "latest"))
-    isolation = _one_of(given, "isolation.level", "kafka.isolation.level") or "read_uncommitted"
+    isolation = _one_of(given, "isolation.level", "kafka.isolation.level") or (
+        "read_committed" if is_stream else "read_uncommitted"
+    )
     if isolation not in ("read_uncommitted", "read_committed"):
         raise ConfigError(
             f"isolation.level={isolation!r} is none of read_uncommitted, read_committed"
@@ -118,6 +148,9 @@ def parse_options(options: Mapping[str, str]) -> SourceOptions:
         isolation_level=isolation,
         poll_timeout_ms=_integer(given, "kafkaConsumer.pollTimeoutMs", 120_000, 1) or 0,
         lookup_timeout_ms=_integer(given, "lookupTimeoutMs", 25_000, 1) or 0,
+        offsets_per_trigger_max=_integer(given, "maxOffsetsPerTrigger", None, 1),
+        offsets_per_trigger_min=_integer(given, "minOffsetsPerTrigger", None, 1),
+        trigger_delay_max_ms=_duration_ms(given, "maxTriggerDelay", 900_000),
     )
 
 
@@ -231,6 +264,15 @@ def checked_columns(option: str, names: Sequence[str]) -> tuple[str, ...]:
     if not names or len(set(names)) < len(names):
         raise ConfigError(f"{option} names at least one column, and none twice")
     return tuple(names)
+
+
+def _duration_ms(given: Mapping[str, str], name: str, default: int) -> int:
+    if name not in given:
+        return default
+    found = re.fullmatch(r"(\d+) ?(ms|s|m|h)", given[name].lower())
+    if found is None:
+        raise ConfigError(f"{name}={given[name]!r} is no time like 500ms, 30s, 15m or 1h")
+    return int(found[1]) * {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000}[found[2]]
 
 
 def _sorted_items(values: Mapping[TopicPartition, int]) -> tuple[tuple[TopicPartition, int], ...]:

@@ -26,6 +26,15 @@ def portable_source() -> type[Any]:
 
     from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
+    def stream_bases() -> Any:
+        from pyspark.sql.datasource import DataSourceStreamReader
+
+        try:  # Spark 4.2; before it, AvailableNow is one batch
+            from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
+        except ImportError:
+            return DataSourceStreamReader
+        return type("Bases", (DataSourceStreamReader, SupportsTriggerAvailableNow), {})
+
     def load(options: Any) -> Any:
         """The source itself. Raises ImportError that says what to do."""
         import os
@@ -56,6 +65,42 @@ def portable_source() -> type[Any]:
             value = getattr(partition, "value", None)
             return iter(reader.read(None if value is None else pickle.loads(value)))
 
+    class PortableStreamReader(stream_bases()):  # type: ignore[misc]
+        def __init__(self, options: Any, schema: Any) -> None:
+            self.options, self.schema, self.made = options, schema, None
+
+        def inner(self) -> Any:
+            if self.made is None:
+                self.made = load(self.options).streamReader(self.schema)
+            return self.made
+
+        def initialOffset(self) -> Any:
+            return self.inner().initialOffset()
+
+        def getDefaultReadLimit(self) -> Any:
+            return self.inner().getDefaultReadLimit()
+
+        def latestOffset(self, start: Any = None, limit: Any = None) -> Any:
+            return self.inner().latestOffset(start, limit)
+
+        def reportLatestOffset(self) -> Any:
+            return self.inner().reportLatestOffset()
+
+        def prepareForTriggerAvailableNow(self) -> None:
+            self.inner().prepareForTriggerAvailableNow()
+
+        def partitions(self, start: Any, end: Any) -> list[InputPartition]:
+            found = self.inner().partitions(start, end)
+            return [InputPartition(pickle.dumps(each)) for each in found]
+
+        def read(self, partition: Any) -> Iterator[Any]:
+            value = getattr(partition, "value", None)
+            return iter(self.inner().read(None if value is None else pickle.loads(value)))
+
+        def stop(self) -> None:
+            if self.made is not None:
+                self.made.stop()
+
     class PortableSource(DataSource):  # type: ignore[misc]
         @classmethod
         def name(cls) -> str:
@@ -68,5 +113,10 @@ def portable_source() -> type[Any]:
             options = dict(self.options)
             load(options).reader(schema)  # refuses wrong options and columns
             return PortableReader(options, schema)
+
+        def streamReader(self, schema: Any) -> PortableStreamReader:
+            options = dict(self.options)
+            load(options).streamReader(schema)
+            return PortableStreamReader(options, schema)
 
     return PortableSource

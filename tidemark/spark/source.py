@@ -32,11 +32,19 @@ from pyspark.sql.types import (
 
 from tidemark.errors import ConfigError
 from tidemark.spark.offsets import OffsetRange
-from tidemark.spark.options import COLUMNS, SourceOptions, checked_columns, parse_options
+from tidemark.spark.options import (
+    COLUMNS,
+    SourceOptions,
+    checked_columns,
+    parse_columns,
+    parse_options,
+)
 from tidemark.spark.worker import in_one_line
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from tidemark.spark.stream import TidemarkStreamReader
 
 _HEADER = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
 
@@ -85,15 +93,21 @@ class TidemarkReader(DataSourceReader):  # type: ignore[misc]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Arrow batches of exactly the slice's offsets; runs in a task. Raises DataLossError."""
-        if not isinstance(partition, SlicePartition):
-            return  # nothing to read: Spark 4.1 passes None, 4.3 InputPartition(None)
-        from pyspark.sql.pandas.types import to_arrow_schema
+        return read_partition(self._options, self._schema, partition)
 
-        from tidemark.spark.slices import read_slice
 
-        with in_one_line():
-            schema = to_arrow_schema(self._schema, timezone="UTC")
-            yield from read_slice(self._options, partition.offsets, schema)
+def read_partition(
+    options: SourceOptions, schema: StructType, partition: InputPartition | None
+) -> Iterator[pa.RecordBatch]:
+    """Arrow batches of exactly the slice's offsets. Raises DataLossError."""
+    if not isinstance(partition, SlicePartition):
+        return  # nothing to read: Spark 4.1 passes None, 4.3 InputPartition(None)
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    from tidemark.spark.slices import read_slice
+
+    with in_one_line():
+        yield from read_slice(options, partition.offsets, to_arrow_schema(schema, timezone="UTC"))
 
 
 class TidemarkDataSource(DataSource):  # type: ignore[misc]
@@ -106,7 +120,7 @@ class TidemarkDataSource(DataSource):  # type: ignore[misc]
     def schema(self) -> StructType:
         """The columns. Raises ConfigError for wrong options."""
         with in_one_line():
-            return source_schema(parse_options(self.options).columns)
+            return source_schema(parse_columns(self.options))
 
     def reader(self, schema: StructType) -> TidemarkReader:
         """A batch reader of the columns of `schema`.
@@ -116,6 +130,14 @@ class TidemarkDataSource(DataSource):  # type: ignore[misc]
         with in_one_line():
             options = parse_options(self.options)
             return TidemarkReader(options, checked_schema(schema))
+
+    def streamReader(self, schema: StructType) -> TidemarkStreamReader:
+        """A stream reader of the columns of `schema`. Raises ConfigError as `reader`."""
+        from tidemark.spark.stream import TidemarkStreamReader
+
+        with in_one_line():
+            options = parse_options(self.options, is_stream=True)
+            return TidemarkStreamReader(options, checked_schema(schema))
 
 
 def checked_schema(schema: StructType) -> StructType:

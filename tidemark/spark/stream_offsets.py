@@ -1,0 +1,251 @@
+"""Offsets of a streaming query, and what each batch may read. Pure: no Spark, no IO.
+
+An offset says for each partition up to where the query has read, in which topic (by id), and which
+leader epoch the log had then. Spark stores it as JSON in the query's checkpoint and compares that
+text: an offset that reads no more than another is the same text.
+
+The rules are those of Spark's own Kafka source. New partitions are read from their first record.
+Records that are gone are data loss, and so are all those of a topic that was made anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+from uuid import UUID
+
+from tidemark.errors import ConfigError
+from tidemark.spark.offsets import DataLossError, OffsetRange
+from tidemark.types import TopicPartition
+
+_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The end of what a query has read of a partition.
+
+    `leader_epoch` is that of the log's end when this was planned. `first` is set in the first
+    offset that has the partition, or its topic under this id: where reading began.
+    """
+
+    topic_id: UUID
+    offset: int
+    leader_epoch: int
+    first: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LogEnds:
+    """A partition of the cluster: its topic, log start, end, and leader epoch at the end."""
+
+    topic_id: UUID
+    earliest: int
+    latest: int
+    leader_epoch: int
+
+
+StreamOffset = Mapping[TopicPartition, Place]
+Ends = Mapping[TopicPartition, LogEnds]
+
+
+# The text in the checkpoint.
+
+
+def to_json(offset: StreamOffset) -> dict[str, Any]:
+    """Dicts of primitive values, as Spark requires, in the order of topic and partition."""
+    topics: dict[str, Any] = {}
+    for tp, place in sorted(offset.items()):
+        known = topics.setdefault(tp.topic, {"id": str(place.topic_id), "partitions": {}})
+        one: dict[str, int | str] = {"offset": place.offset, "epoch": place.leader_epoch}
+        if place.first is not None:
+            one["first"] = place.first
+        if str(place.topic_id) != known["id"]:
+            one["id"] = str(place.topic_id)
+        known["partitions"][str(tp.partition)] = one
+    return {"version": _VERSION, "topics": topics}
+
+
+def from_json(stored: Mapping[str, Any]) -> dict[TopicPartition, Place]:
+    """The inverse of `to_json`. Raises ConfigError for anything else."""
+    try:
+        if stored["version"] != _VERSION:
+            raise ValueError(f"version {stored['version']}")
+        found: dict[TopicPartition, Place] = {}
+        for topic, known in stored["topics"].items():
+            for number, one in known["partitions"].items():
+                first = one.get("first")
+                found[TopicPartition(topic, int(number))] = Place(
+                    UUID(one.get("id", known["id"])),
+                    int(one["offset"]),
+                    int(one["epoch"]),
+                    None if first is None else int(first),
+                )
+        return found
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"the checkpoint has an offset that this source did not write ({error!r}): give the"
+            " query a checkpointLocation of its own"
+        ) from None
+
+
+# Admission.
+
+
+def admitted(lags: Mapping[TopicPartition, int], limit: int | None) -> dict[TopicPartition, int]:
+    """How many offsets of each partition the next batch reads: `limit` in all, split by lag.
+
+    Each partition that lags gets one at least, if the limit has so many; otherwise those get one
+    that lag most.
+    """
+    total = sum(lags.values())
+    if limit is None or total <= limit:
+        return dict(lags)
+    behind = sorted((tp for tp, lag in lags.items() if lag), key=lambda tp: (-lags[tp], tp))
+    found = dict.fromkeys(lags, 0)
+    for tp in behind[:limit]:
+        found[tp] = 1
+    spare, rest = limit - min(limit, len(behind)), total - len(behind)
+    if spare:
+        shares = {tp: divmod((lags[tp] - 1) * spare, rest) for tp in behind}
+        for tp, (share, _) in shares.items():
+            found[tp] += share
+        left = spare - sum(share for share, _ in shares.values())
+        for tp in sorted(behind, key=lambda tp: (-shares[tp][1], tp))[:left]:
+            found[tp] += 1
+    return found
+
+
+class Patience:
+    """The rule of minOffsetsPerTrigger: waits for so many offsets, but for maxTriggerDelay only."""
+
+    def __init__(self, offsets_min: int | None, delay_max_ms: int, now_ms: float) -> None:
+        self._offsets_min = offsets_min
+        self._delay_max_ms = delay_max_ms
+        self._last_ms = now_ms
+
+    def waits(self, lag: int, now_ms: float) -> bool:
+        """Whether the next batch is still too small; otherwise the delay begins anew."""
+        if self._offsets_min is None:
+            return False
+        if lag < self._offsets_min and now_ms - self._last_ms < self._delay_max_ms:
+            return True
+        self._last_ms = now_ms
+        return False
+
+
+# Steps.
+
+
+def begin_at(starts: Mapping[TopicPartition, int], ends: Ends) -> dict[TopicPartition, Place]:
+    """The offset before the first batch."""
+    return {
+        tp: Place(ends[tp].topic_id, offset, ends[tp].leader_epoch) for tp, offset in starts.items()
+    }
+
+
+def end_of_log(
+    start: StreamOffset, ends: Ends, *, fail_on_data_loss: bool
+) -> dict[TopicPartition, Place]:
+    """The offset behind all records that there are. Partitions that are gone keep their place.
+
+    Raises DataLossError for records between `start` and the log that are gone, unless that is
+    tolerated.
+    """
+    found = {tp: place for tp, place in start.items() if tp not in ends}
+    for tp, log in ends.items():
+        before = start.get(tp)
+        problem = _loss(tp, before, log, start)
+        if problem is not None and fail_on_data_loss:
+            raise DataLossError(f"{problem}; failOnDataLoss=false reads what there is")
+        if before is None or before.topic_id != log.topic_id:
+            found[tp] = Place(log.topic_id, log.latest, log.leader_epoch, log.earliest)
+        elif before.offset == log.latest:
+            found[tp] = before
+        else:
+            found[tp] = Place(log.topic_id, log.latest, log.leader_epoch)
+    return found
+
+
+def _loss(
+    tp: TopicPartition, before: Place | None, log: LogEnds, start: StreamOffset
+) -> str | None:
+    """What a query that stands at `before` has lost of a partition, if anything."""
+    if before is None:
+        is_new = any(
+            known.topic == tp.topic and place.topic_id == log.topic_id
+            for known, place in start.items()
+        )
+        if is_new and log.earliest > 0:
+            return (
+                f"{tp} is new in the query, and its first records are gone; the log starts at "
+                f"{log.earliest}"
+            )
+        return None
+    if before.topic_id != log.topic_id:
+        return f"{tp}: the topic was deleted, and another one has its name"
+    if before.offset < log.earliest:
+        lost = f"{tp}: offsets {before.offset} to {log.earliest - 1} are gone"
+        return f"{lost}; the log starts at {log.earliest}"
+    if before.offset > log.latest:
+        return f"{tp}: the query has read up to {before.offset}, but the log ends at {log.latest}"
+    return None
+
+
+def lags_between(start: StreamOffset, end: StreamOffset) -> dict[TopicPartition, int]:
+    """Number of offsets of each partition from `start` to `end`."""
+    return {tp: max(0, place.offset - _begin(start, tp, place)) for tp, place in end.items()}
+
+
+def limited(start: StreamOffset, end: StreamOffset, limit: int | None) -> StreamOffset:
+    """`end`, moved towards `start` so that `limit` offsets are between."""
+    lags = lags_between(start, end)
+    found: dict[TopicPartition, Place] = {}
+    for tp, count in admitted(lags, limit).items():
+        before, place = start.get(tp), end[tp]
+        if count < lags[tp]:
+            place = replace(place, offset=_begin(start, tp, place) + count)
+        same = before is not None and before.topic_id == place.topic_id
+        found[tp] = before if before and same and before.offset == place.offset else place
+    return found
+
+
+def at_most(start: StreamOffset, end: StreamOffset, target: StreamOffset) -> StreamOffset:
+    """`end` without what lies behind `target`, where a query with AvailableNow stops."""
+    found = {tp: place for tp, place in start.items() if tp in end}
+    for tp, place in end.items():
+        last = target.get(tp)
+        if last is not None and last.topic_id == place.topic_id:
+            found[tp] = replace(place, offset=min(place.offset, last.offset))
+    return found
+
+
+def _begin(start: StreamOffset, tp: TopicPartition, end: Place) -> int:
+    """Where a batch up to `end` begins to read a partition."""
+    before = start.get(tp)
+    if before is not None and before.topic_id == end.topic_id:
+        return before.offset
+    return 0 if end.first is None else end.first
+
+
+def ranges_between(
+    start: StreamOffset, end: StreamOffset, *, fail_on_data_loss: bool
+) -> list[OffsetRange]:
+    """The ranges that a batch reads; the same whenever it is repeated.
+
+    Raises DataLossError unless `end` goes on where `start` stops, or that is tolerated.
+    """
+    found: list[OffsetRange] = []
+    for tp, place in sorted(end.items()):
+        before, begin = start.get(tp), _begin(start, tp, place)
+        problem = None
+        if before is not None and before.topic_id != place.topic_id:
+            problem = f"{tp}: the topic was deleted, and another one has its name"
+        elif begin > place.offset:
+            problem = f"{tp}: the query has read up to {begin}, but the log ended at {place.offset}"
+        if problem is not None and fail_on_data_loss:
+            raise DataLossError(f"{problem}; failOnDataLoss=false reads what there is")
+        if begin < place.offset:
+            found.append(OffsetRange(*tp, begin, place.offset, place.topic_id, place.leader_epoch))
+    return found
