@@ -13,8 +13,9 @@ and columns are those of Spark's Kafka source.
     clients, worker      what a worker has: consumers between slices, errors of one line
 
 A read, or a batch of a stream, has a start and an end for each partition, fixed when it is planned.
-The room promises that it returns exactly the records between them, in offset order within a partition, or raises
-DataLossError. With failOnDataLoss=false it returns the records that the log still has.
+The room promises that it returns exactly the records between them, in offset order within a
+partition, or raises DataLossError. With failOnDataLoss=false it returns those that the log still
+has.
 
 Importing this package or `source` loads neither gRPC nor Arrow, because Spark imports them wherever
 `pyspark_tidemark` is installed.

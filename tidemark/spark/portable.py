@@ -8,7 +8,7 @@ they are called, and say what is missing where.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 
@@ -21,20 +21,34 @@ def register(spark: Any) -> None:
 
 
 def portable_source() -> type[Any]:
-    """The class of the source. Whatever its methods name is local, or imported by them."""
-    import pickle
+    """The class of the source. Its methods and those of its readers name nothing of this module."""
+    from pyspark.sql.datasource import DataSource
 
-    from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+    load = _loader()
+    reader_class, stream_reader_class = _reader_class(load), _stream_reader_class(load)
 
-    def stream_bases() -> Any:
-        from pyspark.sql.datasource import DataSourceStreamReader
+    class PortableSource(DataSource):  # type: ignore[misc]
+        @classmethod
+        def name(cls) -> str:
+            return "tidemark"
 
-        try:  # Spark 4.2; before it, AvailableNow is one batch
-            from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
-        except ImportError:
-            return DataSourceStreamReader
-        return type("Bases", (DataSourceStreamReader, SupportsTriggerAvailableNow), {})
+        def schema(self) -> Any:
+            return load(self.options).schema()
 
+        def reader(self, schema: Any) -> Any:
+            options = dict(self.options)
+            load(options).reader(schema)  # refuses wrong options and columns
+            return reader_class(options, schema)
+
+        def streamReader(self, schema: Any) -> Any:
+            options = dict(self.options)
+            load(options).streamReader(schema)
+            return stream_reader_class(options, schema)
+
+    return PortableSource
+
+
+def _loader() -> Callable[[Any], Any]:
     def load(options: Any) -> Any:
         """The source itself. Raises ImportError that says what to do."""
         import os
@@ -52,6 +66,14 @@ def portable_source() -> type[Any]:
             ) from None
         return TidemarkDataSource(options)
 
+    return load
+
+
+def _reader_class(load: Callable[[Any], Any]) -> type[Any]:
+    import pickle
+
+    from pyspark.sql.datasource import DataSourceReader, InputPartition
+
     class PortableReader(DataSourceReader):  # type: ignore[misc]
         def __init__(self, options: Any, schema: Any) -> None:
             self.options, self.schema = options, schema
@@ -65,7 +87,23 @@ def portable_source() -> type[Any]:
             value = getattr(partition, "value", None)
             return iter(reader.read(None if value is None else pickle.loads(value)))
 
-    class PortableStreamReader(stream_bases()):  # type: ignore[misc]
+    return PortableReader
+
+
+def _stream_reader_class(load: Callable[[Any], Any]) -> type[Any]:
+    import pickle
+
+    from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+
+    bases: tuple[type[Any], ...] = (DataSourceStreamReader,)
+    try:  # Spark 4.2; before it, AvailableNow is one batch
+        from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
+    except ImportError:
+        pass
+    else:
+        bases += (SupportsTriggerAvailableNow,)
+
+    class PortableStreamReader(*bases):  # type: ignore[misc]
         def __init__(self, options: Any, schema: Any) -> None:
             self.options, self.schema, self.made = options, schema, None
 
@@ -101,22 +139,4 @@ def portable_source() -> type[Any]:
             if self.made is not None:
                 self.made.stop()
 
-    class PortableSource(DataSource):  # type: ignore[misc]
-        @classmethod
-        def name(cls) -> str:
-            return "tidemark"
-
-        def schema(self) -> Any:
-            return load(self.options).schema()
-
-        def reader(self, schema: Any) -> PortableReader:
-            options = dict(self.options)
-            load(options).reader(schema)  # refuses wrong options and columns
-            return PortableReader(options, schema)
-
-        def streamReader(self, schema: Any) -> PortableStreamReader:
-            options = dict(self.options)
-            load(options).streamReader(schema)
-            return PortableStreamReader(options, schema)
-
-    return PortableSource
+    return PortableStreamReader

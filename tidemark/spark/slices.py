@@ -56,7 +56,7 @@ def slice_batches(
     columns = SliceColumns(offsets, schema)
     consumer.assign([tp])
     consumer.seek(tp, position, topic_id=offsets.topic_id)
-    progress = time.monotonic()
+    progress_ms = _now_ms()
     while position < offsets.end:
         try:
             fetched = consumer.fetch_batches(timeout_ms=_POLL_MS)
@@ -72,10 +72,10 @@ def slice_batches(
             if options.fail_on_data_loss and offsets.leader_epoch >= 0:
                 _check_epochs(raw, offsets)
             yield from columns.batches(memoryview(without_aborted(raw)), position)
-            position, progress = max(position, raw.next_offset), time.monotonic()
+            position, progress_ms = max(position, raw.next_offset), _now_ms()
             if position >= offsets.end:
                 return
-        idle_ms = (time.monotonic() - progress) * 1000
+        idle_ms = _now_ms() - progress_ms
         if idle_ms > options.poll_timeout_ms:
             raise RequestTimedOutError(
                 f"{tp}: nothing came at offset {position} for {options.poll_timeout_ms} ms; is its "
@@ -84,6 +84,10 @@ def slice_batches(
         if not fetched and idle_ms > _SILENT_MS and _is_gone(consumer, tp.topic):
             _lose_topic(options, offsets, "was deleted")
             return
+
+
+def _now_ms() -> float:
+    return time.monotonic() * 1000
 
 
 def _is_gone(consumer: Consumer, topic: str) -> bool:

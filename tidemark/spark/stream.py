@@ -1,8 +1,8 @@
 """The reader of a streaming query: asks the cluster, and leaves what follows to `stream_offsets`.
 
-Spark 4.2 and later pass the start and a limit to `latestOffset`, and let a source end at what was
-there when a query with AvailableNow began. Spark 4.0 and 4.1 do neither: a batch reads all there
-is, AvailableNow is one batch, and maxOffsetsPerTrigger is refused.
+Spark 4.2 and later pass the start and a limit to `latestOffset`. They also let a source end at what
+was there when a query with AvailableNow began. Spark 4.0 and 4.1 do neither: a batch reads all
+there is, AvailableNow is one batch, and maxOffsetsPerTrigger is refused.
 
 Offset methods run in one long-lived process of the driver. `read` runs in a task, in an instance
 that has its options alone.

@@ -1,7 +1,7 @@
 """Offsets of a streaming query, and what each batch may read. Pure: no Spark, no IO.
 
-An offset says for each partition up to where the query has read, in which topic (by id), and which
-leader epoch the log had then. Spark stores it as JSON in the query's checkpoint and compares that
+An offset has for each partition the end of what the query has read, the topic's id, and the leader
+epoch of the log then. Spark stores it as JSON in the query's checkpoint and compares that
 text: an offset that reads no more than another is the same text.
 
 The rules are those of Spark's own Kafka source. New partitions are read from their first record.
@@ -171,7 +171,7 @@ def end_of_log(
 def _loss(
     tp: TopicPartition, before: Place | None, log: LogEnds, start: StreamOffset
 ) -> str | None:
-    """What a query that stands at `before` has lost of a partition, if anything."""
+    """The loss, if any, of a query that stands at `before` in a partition."""
     if before is None:
         is_new = any(
             known.topic == tp.topic and place.topic_id == log.topic_id
@@ -222,7 +222,7 @@ def at_most(start: StreamOffset, end: StreamOffset, target: StreamOffset) -> Str
 
 
 def _begin(start: StreamOffset, tp: TopicPartition, end: Place) -> int:
-    """Where a batch up to `end` begins to read a partition."""
+    """The first offset that a batch up to `end` reads of a partition."""
     before = start.get(tp)
     if before is not None and before.topic_id == end.topic_id:
         return before.offset
