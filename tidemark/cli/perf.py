@@ -58,7 +58,10 @@ def produce(
         float, typer.Option(help="Records per second at most; -1: as many as can be.")
     ] = -1,
     transactional_id: Annotated[
-        str | None, typer.Option(help="Send in transactions of this id; default: of a random one.")
+        str | None,
+        typer.Option(
+            help="Send in transactions of this id; with a duration alone: of a random one."
+        ),
     ] = None,
     transaction_duration_ms: Annotated[
         int | None,
