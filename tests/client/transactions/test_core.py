@@ -10,6 +10,7 @@ import pytest
 from tests.client.transactions.world import Cluster, Process
 from tests.coordinator.transactions.driver import TIMEOUT_MS, TXN
 from tidemark.client.errors import (
+    ClientClosedError,
     CommitFailedError,
     ErrorKind,
     IllegalStateError,
@@ -256,6 +257,7 @@ def test_offsets_of_a_member_that_was_removed_are_told_as_a_failed_commit() -> N
         (CommitFailedError(), ErrorKind.ABORTABLE),
         (MemoryError(), ErrorKind.ABORTABLE),
         (ProducerFencedError(), ErrorKind.RECOVERABLE),
+        (ClientClosedError(), ErrorKind.RECOVERABLE),
         (InvalidProducerEpochError(), ErrorKind.RECOVERABLE),
         (InvalidProducerIdMappingError(), ErrorKind.RECOVERABLE),
         (InvalidTransactionTimeoutError(), ErrorKind.CONFIGURATION),
@@ -264,6 +266,21 @@ def test_offsets_of_a_member_that_was_removed_are_told_as_a_failed_commit() -> N
 )
 def test_errors_say_what_they_ask_of_the_caller(error: BaseException, kind: ErrorKind) -> None:
     assert kind_of(error) is kind
+
+
+def test_the_first_fatal_error_is_the_one_that_is_told() -> None:
+    core = written()
+    core.failed(ProducerFencedError("first"))
+    core.failed(UnsupportedVersionError("second"))
+    with pytest.raises(ProducerFencedError, match="first"):
+        core.begin_abort()
+
+
+def test_an_answer_that_does_not_fit_the_state_is_a_bug_and_changes_nothing() -> None:
+    core = written()
+    with pytest.raises(AssertionError, match="can not go"):
+        core.ended(pb.EndTxnResponse(producer_id=1, producer_epoch=2))
+    assert core.state is S.IN_TRANSACTION
 
 
 # In a world with leaders and the coordinator.

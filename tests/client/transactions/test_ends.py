@@ -426,6 +426,13 @@ def test_an_error_that_nobody_foresaw_in_an_abort_hides_neither_the_callers_nor_
                     await producer.send("t", b"gone", partition=0)
                     raise KeyError
             assert state_of(producer) is S.ABORTING
+        await producer.abort_transaction()
+        producer.begin_transaction()
+        await producer.send("t", b"doubt", partition=0)
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(producer.required_transactions()._coordinator, "call", broken)
+            with pytest.raises(TransactionInDoubtError, match="nobody foresaw it"):
+                await producer.commit_transaction()
             await producer.close()
 
     play(story)

@@ -254,7 +254,7 @@ class TransactionCore:
         self.identity = Identity(answer.producer_id, answer.producer_epoch)
         self._move(_S.READY)
 
-    def not_ended(self, error: TidemarkError) -> TidemarkError:
+    def not_ended(self, error: Exception) -> Exception:
         """Takes the error of EndTxn after which it is not repeated. Returns the error to raise."""
         if _is_final(error):
             self._fatal(error)
@@ -270,7 +270,7 @@ class TransactionCore:
             return error
         if self.state is _S.COMMITTING:
             return TransactionInDoubtError(
-                f"transaction of {self.transactional_id}: {self.state.value} ({error})"
+                f"transaction of {self.transactional_id}: {self.state.value} ({error!r})"
             )
         return error
 

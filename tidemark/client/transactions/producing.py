@@ -13,7 +13,6 @@ from tidemark.client.errors import ClientClosedError, IllegalStateError, Transac
 from tidemark.client.groups.requests import commit_request, of_commit
 from tidemark.client.models import ConsumerGroupMetadata, OffsetAndMetadata
 from tidemark.client.transactions.core import TransactionCore, TransactionState
-from tidemark.errors import TidemarkError
 from tidemark.types import TopicPartition
 from tidemark.v1 import group_pb2, log_pb2
 from tidemark.v1 import transaction_pb2 as pb
@@ -113,7 +112,7 @@ class ProducerTransactions:
             answer = await self._coordinator.call(
                 lambda: request, pb.EndTxnResponse, _of_whole, self._limit_ms(timeout_ms)
             )
-        except TidemarkError as error:
+        except Exception as error:
             told = self.core.not_ended(error)
             if told is error:
                 raise
