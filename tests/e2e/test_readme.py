@@ -24,6 +24,7 @@ import tests.test_documents as documents
 import tests.wheel.test_installed as wheel
 from node.runtime.storage import format_storage
 from tests.readme import README, block, blocks
+from tests.spark import test_session as spark_session
 from tidemark import Admin, Consumer, NewTopic, Producer, TopicPartition
 from tidemark.cli.local_cluster import LocalCluster
 from tidemark.client import OffsetAndMetadata
@@ -240,6 +241,8 @@ HELD_BY = {
     ("Any language, by gRPC", "python"): test_the_python_blocks_run_as_printed,
     ("A group by stubs alone", "python"): test_the_python_blocks_run_as_printed,
     ("Spark", "python"): wheel.test_spark_finds_the_format_by_its_name,
+    ("Spark: some columns", "python"): spark_session.test_the_blocks_of_the_readme_run_as_printed,
+    ("Spark: a stream", "python"): spark_session.test_the_blocks_of_the_readme_run_as_printed,
     ("Kubernetes", "bash"): helm.test_the_kubernetes_block_renders_as_printed,
 }
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.readme import block
 from tests.spark.fake_log import FakeLog, FakePartition, records, serving
 from tidemark.spark import register
 from tidemark.types import TopicPartition
@@ -144,3 +145,15 @@ def test_a_registered_source_streams_every_row_once(
         assert run() == [5]
     found = spark.read.parquet(str(tmp_path / "out")).collect()
     assert sorted(row["offset"] for row in found) == list(range(29))
+
+
+def test_the_blocks_of_the_readme_run_as_printed(spark: Any) -> None:
+    log = FakePartition()
+    log.append(records(0, 5))
+    with serving({TopicPartition("greetings", 0): log}) as server:
+        names: dict[str, Any] = {"spark": spark, "bootstrap_servers": server.bootstrap_servers}
+        for section in ("Spark: some columns", "Spark: a stream"):
+            text = block(section, "python")
+            if "directory:" in text:
+                text += '    assert spark.read.parquet(f"{directory}/greetings").count() == 5\n'
+            exec(compile(text, f"README.md: {section}", "exec"), names)

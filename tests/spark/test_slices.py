@@ -342,3 +342,21 @@ def test_reading_ahead_keeps_order_and_gives_errors_where_they_happened() -> Non
     stream = ahead(iter(range(1000)))  # type: ignore[arg-type]
     assert [next(stream), next(stream)] == [0, 1]
     stream.close()  # the reader stops early: the thread ends, nothing hangs
+
+
+def test_a_worker_keeps_its_memory_and_a_program_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Libc:
+        def __init__(self) -> None:
+            self.said: dict[int, int] = {}
+
+        def mallopt(self, name: int, value: int) -> int:
+            self.said[name] = value
+            return 1
+
+    libc = Libc()
+    monkeypatch.setattr(worker.ctypes, "CDLL", lambda _: libc)
+    worker.keep_memory.__wrapped__()
+    assert libc.said == {}
+    monkeypatch.setattr(worker, "_is_worker", lambda: True)
+    worker.keep_memory.__wrapped__()
+    assert libc.said == {-1: 64 << 20, -2: 16 << 20, -3: 32 << 20}

@@ -15,7 +15,7 @@ from tidemark.spark.offsets import DataLossError, OffsetRange
 from tidemark.spark.stream_offsets import (
     LogEnds,
     Patience,
-    Place,
+    StreamPlace,
     admitted,
     at_most,
     begin_at,
@@ -30,12 +30,16 @@ from tidemark.types import TopicPartition
 
 A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)
 ONE, TWO = UUID(int=1), UUID(int=2)
-START = {A0: Place(ONE, 10, 3), A1: Place(ONE, 0, 3)}
+START = {A0: StreamPlace(ONE, 10, 3), A1: StreamPlace(ONE, 0, 3)}
 ENDS = {A0: LogEnds(ONE, 5, 50, 4), A1: LogEnds(ONE, 0, 0, 4)}
 
 
 def test_the_text_goes_both_ways_through_json_and_has_one_form() -> None:
-    offset = {B0: Place(TWO, 7, 0), A1: Place(ONE, 5, 1, first=2), A0: Place(TWO, 9, 9)}
+    offset = {
+        B0: StreamPlace(TWO, 7, 0),
+        A1: StreamPlace(ONE, 5, 1, first=2),
+        A0: StreamPlace(TWO, 9, 9),
+    }
     text = json.dumps(to_json(offset))
     assert from_json(json.loads(text)) == offset
     assert json.dumps(to_json(dict(reversed(list(offset.items()))))) == text
@@ -94,7 +98,7 @@ def test_a_batch_reads_from_start_to_end_of_the_planned_topic_and_epoch() -> Non
 
 
 def test_without_news_the_text_stays_although_a_leader_changed() -> None:
-    start = {A0: Place(ONE, 50, 3), A1: Place(ONE, 0, 3)}
+    start = {A0: StreamPlace(ONE, 50, 3), A1: StreamPlace(ONE, 0, 3)}
     assert end_of_log(start, ENDS, fail_on_data_loss=True) == start
     assert limited(start, end_of_log(start, ENDS, fail_on_data_loss=True), 5) == start
 
@@ -102,7 +106,7 @@ def test_without_news_the_text_stays_although_a_leader_changed() -> None:
 def test_a_limited_batch_stops_between_and_the_next_goes_on() -> None:
     end = end_of_log(START, ENDS, fail_on_data_loss=True)
     middle = limited(START, end, 15)
-    assert middle == {A0: Place(ONE, 25, 4), A1: START[A1]}
+    assert middle == {A0: StreamPlace(ONE, 25, 4), A1: START[A1]}
     assert lags_between(middle, end) == {A0: 25, A1: 0}
     assert limited(middle, end, 25) == end
 
@@ -119,7 +123,7 @@ def test_a_new_partition_that_a_limit_leaves_for_later_still_begins_at_its_first
     ends = {A0: LogEnds(ONE, 5, 9_000, 4), A1: ENDS[A1], B0: LogEnds(TWO, 4, 8, 0)}
     end = end_of_log(START, ends, fail_on_data_loss=True)
     middle = limited(START, end, 1)
-    assert middle[B0] == Place(TWO, 4, 0, first=4)
+    assert middle[B0] == StreamPlace(TWO, 4, 0, first=4)
     (last,) = [r for r in ranges_between(middle, end, fail_on_data_loss=True) if r.topic == "b"]
     assert (last.start, last.end) == (4, 8)
 
@@ -154,8 +158,8 @@ def test_records_that_are_gone_are_loss(log: LogEnds, loss: str, read: list[obje
     assert [(r.start, r.end) for r in ranges] == read
 
 
-@pytest.mark.parametrize("place", [Place(ONE, 9, 4), Place(TWO, 30, 0, first=0)])
-def test_a_batch_that_is_repeated_tells_loss_as_well(place: Place) -> None:
+@pytest.mark.parametrize("place", [StreamPlace(ONE, 9, 4), StreamPlace(TWO, 30, 0, first=0)])
+def test_a_batch_that_is_repeated_tells_loss_as_well(place: StreamPlace) -> None:
     with pytest.raises(DataLossError, match="a-0: the "):
         ranges_between(START, START | {A0: place}, fail_on_data_loss=True)
 
@@ -180,7 +184,10 @@ def test_available_now_ends_where_it_began_although_the_log_and_the_topics_grow(
 
 
 def test_the_first_offset_is_where_the_options_say() -> None:
-    assert begin_at({A0: 20, A1: 0}, ENDS) == {A0: Place(ONE, 20, 4), A1: Place(ONE, 0, 4)}
+    assert begin_at({A0: 20, A1: 0}, ENDS) == {
+        A0: StreamPlace(ONE, 20, 4),
+        A1: StreamPlace(ONE, 0, 4),
+    }
 
 
 def test_small_batches_wait_but_not_for_ever() -> None:

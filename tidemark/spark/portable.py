@@ -13,7 +13,7 @@ from typing import Any
 
 
 def register(spark: Any) -> None:
-    """Registers the format `tidemark` with a session, also one of Spark Connect.
+    """Registers the format `tidemark` with a session.
 
     Where Spark finds `pyspark_tidemark` installed, it knows the format without that.
     """

@@ -39,7 +39,7 @@ from tidemark.spark.options import (
     parse_columns,
     parse_options,
 )
-from tidemark.spark.worker import in_one_line
+from tidemark.spark.worker import in_one_line, keep_memory
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -106,6 +106,7 @@ def read_partition(
 
     from tidemark.spark.slices import read_slice
 
+    keep_memory()
     with in_one_line():
         yield from read_slice(options, partition.offsets, to_arrow_schema(schema, timezone="UTC"))
 

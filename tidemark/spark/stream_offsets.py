@@ -23,7 +23,7 @@ _VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class StreamPlace:
     """The end of what a query has read of a partition.
 
     `leader_epoch` is that of the log's end when this was planned. `first` is set in the first
@@ -46,7 +46,7 @@ class LogEnds:
     leader_epoch: int
 
 
-StreamOffset = Mapping[TopicPartition, Place]
+StreamOffset = Mapping[TopicPartition, StreamPlace]
 Ends = Mapping[TopicPartition, LogEnds]
 
 
@@ -67,16 +67,16 @@ def to_json(offset: StreamOffset) -> dict[str, Any]:
     return {"version": _VERSION, "topics": topics}
 
 
-def from_json(stored: Mapping[str, Any]) -> dict[TopicPartition, Place]:
+def from_json(stored: Mapping[str, Any]) -> dict[TopicPartition, StreamPlace]:
     """The inverse of `to_json`. Raises ConfigError for anything else."""
     try:
         if stored["version"] != _VERSION:
             raise ValueError(f"version {stored['version']}")
-        found: dict[TopicPartition, Place] = {}
+        found: dict[TopicPartition, StreamPlace] = {}
         for topic, known in stored["topics"].items():
             for number, one in known["partitions"].items():
                 first = one.get("first")
-                found[TopicPartition(topic, int(number))] = Place(
+                found[TopicPartition(topic, int(number))] = StreamPlace(
                     UUID(one.get("id", known["id"])),
                     int(one["offset"]),
                     int(one["epoch"]),
@@ -138,16 +138,17 @@ class Patience:
 # Steps.
 
 
-def begin_at(starts: Mapping[TopicPartition, int], ends: Ends) -> dict[TopicPartition, Place]:
+def begin_at(starts: Mapping[TopicPartition, int], ends: Ends) -> dict[TopicPartition, StreamPlace]:
     """The offset before the first batch."""
     return {
-        tp: Place(ends[tp].topic_id, offset, ends[tp].leader_epoch) for tp, offset in starts.items()
+        tp: StreamPlace(ends[tp].topic_id, offset, ends[tp].leader_epoch)
+        for tp, offset in starts.items()
     }
 
 
 def end_of_log(
     start: StreamOffset, ends: Ends, *, fail_on_data_loss: bool
-) -> dict[TopicPartition, Place]:
+) -> dict[TopicPartition, StreamPlace]:
     """The offset behind all records that there are. Partitions that are gone keep their place.
 
     Raises DataLossError for records between `start` and the log that are gone, unless that is
@@ -160,16 +161,16 @@ def end_of_log(
         if problem is not None and fail_on_data_loss:
             raise DataLossError(f"{problem}; failOnDataLoss=false reads what there is")
         if before is None or before.topic_id != log.topic_id:
-            found[tp] = Place(log.topic_id, log.latest, log.leader_epoch, log.earliest)
+            found[tp] = StreamPlace(log.topic_id, log.latest, log.leader_epoch, log.earliest)
         elif before.offset == log.latest:
             found[tp] = before
         else:
-            found[tp] = Place(log.topic_id, log.latest, log.leader_epoch)
+            found[tp] = StreamPlace(log.topic_id, log.latest, log.leader_epoch)
     return found
 
 
 def _loss(
-    tp: TopicPartition, before: Place | None, log: LogEnds, start: StreamOffset
+    tp: TopicPartition, before: StreamPlace | None, log: LogEnds, start: StreamOffset
 ) -> str | None:
     """The loss, if any, of a query that stands at `before` in a partition."""
     if before is None:
@@ -201,7 +202,7 @@ def lags_between(start: StreamOffset, end: StreamOffset) -> dict[TopicPartition,
 def limited(start: StreamOffset, end: StreamOffset, limit: int | None) -> StreamOffset:
     """`end`, moved towards `start` so that `limit` offsets are between."""
     lags = lags_between(start, end)
-    found: dict[TopicPartition, Place] = {}
+    found: dict[TopicPartition, StreamPlace] = {}
     for tp, count in admitted(lags, limit).items():
         before, place = start.get(tp), end[tp]
         if count < lags[tp]:
@@ -221,7 +222,7 @@ def at_most(start: StreamOffset, end: StreamOffset, target: StreamOffset) -> Str
     return found
 
 
-def _begin(start: StreamOffset, tp: TopicPartition, end: Place) -> int:
+def _begin(start: StreamOffset, tp: TopicPartition, end: StreamPlace) -> int:
     """The first offset that a batch up to `end` reads of a partition."""
     before = start.get(tp)
     if before is not None and before.topic_id == end.topic_id:
