@@ -67,9 +67,7 @@ class FakeTransactions:
             raise self.refusal
         self.changed.append((*arguments, force))
 
-    def find_hanging(
-        self, partitions: Iterable[TopicPartition], limit_ms: int
-    ) -> Hanging:
+    def find_hanging(self, partitions: Iterable[TopicPartition], limit_ms: int) -> Hanging:
         self.asked.append(([*partitions], limit_ms))
         return [HangingTransaction(WHERE, OPEN)]
 

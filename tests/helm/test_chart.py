@@ -219,9 +219,7 @@ def test_a_pod_without_a_zone_has_no_rack(tmp_path: Path) -> None:
     assert not any(line.startswith("broker.rack") for line in lines)
 
 
-@pytest.mark.parametrize(
-    ("name", "factor", "least"), [("one-node-each", 1, 1), ("defaults", 3, 2)]
-)
+@pytest.mark.parametrize(("name", "factor", "least"), [("one-node-each", 1, 1), ("defaults", 3, 2)])
 def test_internal_topics_have_as_many_replicas_as_there_are_brokers(
     name: str, factor: int, least: int
 ) -> None:

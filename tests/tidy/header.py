@@ -15,6 +15,7 @@ _NUMBERS = {61, 12, 17, 21}  # header, base offset and length, position of the C
 OTHER_THINGS = {
     "commitlog/segment/indexes.py:OFFSET_ENTRY": "an entry of the offset index",
     "commitlog/segment/indexes.py:TIME_ENTRY": "an entry of the time index",
+    "coordinator/records/transaction_codec.py:_TIMES": "two times of a transaction",
     "snapshot/writer.py:_RECORD_OVERHEAD_BYTES": "bytes that a record adds to its value",
 }
 """Definitions that look alike, and what they are."""
