@@ -1,8 +1,7 @@
 """Transactions beside the same work without them, in the same run: three brokers, RF 3, acks=all.
 
 A produce with a commit every so often has the plain produce as its ceiling. A commit waits until
-all is acknowledged, so a plain produce with as many flushes stands beside it: the rest of the
-difference is that of transactions.
+all is acknowledged, and so does a flush. So a plain produce with as many flushes stands beside it.
 A transaction costs at least three round trips that wait
 for replicas: the record, the first partition with the coordinator, and the outcome. So its ceiling
 is a third of the plain rate of one record at a time. That of a load is the decoding of its records.
@@ -99,8 +98,8 @@ class Bench:
     async def stepped(
         self, topic: str, partitions: int, transactional_id: str | None
     ) -> tuple[float, float, float]:
-        """Rounds/s of one record to each partition, each round acknowledged, or committed; and the
-        CPU of a round in us, of the client and of the brokers."""
+        """Rounds/s of one record to each partition, acknowledged or committed. The CPU of a round
+        in us, of the client and of the brokers, follows."""
         async with self.producer(transactional_id, linger_ms=0) as producer:
 
             async def once() -> None:
