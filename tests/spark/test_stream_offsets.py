@@ -183,6 +183,13 @@ def test_available_now_ends_where_it_began_although_the_log_and_the_topics_grow(
     assert to_json(limited(start, at_most(start, end, target), 20)) == to_json(start), "it ends"
 
 
+def test_available_now_ends_although_a_leader_changes() -> None:
+    start = end_of_log({}, ENDS, fail_on_data_loss=False)
+    ends = {tp: replace(log, latest=99, leader_epoch=9) for tp, log in ENDS.items()}
+    end = at_most(start, end_of_log(start, ends, fail_on_data_loss=True), start)
+    assert limited(start, end, None) == start
+
+
 def test_the_first_offset_is_where_the_options_say() -> None:
     assert begin_at({A0: 20, A1: 0}, ENDS) == {
         A0: StreamPlace(ONE, 20, 4),
