@@ -12,8 +12,7 @@ from typing import Any
 _VERSION = 1
 _KEY = struct.Struct(">hh")  # type and length of the id
 _HEAD = struct.Struct(">hqhib")  # version, producer id and epoch, timeout, status
-_UPDATED = struct.Struct(">q")  # ms; the start follows
-_STARTED = struct.Struct(">q")
+_TIMES = struct.Struct(">qq")  # last update, start
 _LENGTH_MAX = 126  # that of a topic or an array is one byte of a uvarint then
 _TEXT_MAX = 32_767
 # The tagged fields: attribute, default, and the bytes of tag, size and value.
@@ -65,8 +64,10 @@ class TransactionCodec:
                     value.transaction_status,
                 ),
                 topics,
-                _UPDATED.pack(value.transaction_last_update_timestamp_ms),
-                _STARTED.pack(value.transaction_start_timestamp_ms),
+                _TIMES.pack(
+                    value.transaction_last_update_timestamp_ms,
+                    value.transaction_start_timestamp_ms,
+                ),
                 bytes((len(tags),)),
                 *tags,
             )
@@ -80,9 +81,8 @@ class TransactionCodec:
             name = key[4:].decode()
             version, producer_id, epoch, timeout_ms, status = _HEAD.unpack_from(value)
             topics, at = self._topics(value, _HEAD.size)
-            (update_ms,) = _UPDATED.unpack_from(value, at)
-            (start_ms,) = _STARTED.unpack_from(value, at + 8)
-            tagged, at = _tagged(value, at + 16)
+            update_ms, start_ms = _TIMES.unpack_from(value, at)
+            tagged, at = _tagged(value, at + _TIMES.size)
         except (struct.error, IndexError, UnicodeDecodeError, _UnusualError):
             return None
         if kind != self.number or size != len(key) - 4:
