@@ -57,7 +57,9 @@ from tidemark.types import TopicPartition
 
 _MAX_EPOCH = 2**15 - 1
 _SEQUENCE_GAPS = (OutOfOrderSequenceNumberError, UnknownProducerIdError)
-_MARKERS_MS = 20  # the wait until the last transaction's markers are there: mostly short
+# The wait until the last transaction's markers are there: mostly short.
+_MARKERS_MS = 20
+_MARKERS_TRIES = 10  # then the usual backoff: a leader that is away may be away for long
 _AT_HEAD = (State.IN_FLIGHT, State.CUTTING)
 _TOO_LARGE = (MessageTooLargeError, RecordListTooLargeError)
 
@@ -365,7 +367,8 @@ class Accumulator:
         if wait_ms is None:
             self.give_up(batch, error)
             return False
-        if isinstance(error, ConcurrentTransactionsError):
+        is_early = batch.tries.count <= _MARKERS_TRIES
+        if isinstance(error, ConcurrentTransactionsError) and is_early:
             wait_ms = min(wait_ms, _MARKERS_MS)
         if batch.state is State.IN_FLIGHT:
             batch.move(State.READY)

@@ -318,9 +318,9 @@ class AsyncProducer(AsyncCloses):
         `consumer.positions()` and `consumer.group_metadata()`. Get the records by a poll: within
         `async for` the positions do not cover the present record.
 
-        Raises CommitFailedError if the consumer is not the group's member any more: the transaction
-        has to be aborted, as after any failure at the coordinator. Raises ValueError for a negative
-        offset, and TypeError.
+        Raises CommitFailedError if the consumer is not the group's member any more, and
+        TransactionAbortableError if no answer came in time. After any failure at the coordinator
+        the transaction has to be aborted. Raises ValueError for a negative offset, and TypeError.
         """
         self._connections.check_fork()
         if not isinstance(group, ConsumerGroupMetadata):

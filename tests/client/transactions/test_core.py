@@ -202,7 +202,10 @@ def test_a_fenced_producer_tells_it_to_every_call(make: object, error: TidemarkE
 
 def test_an_answer_that_is_lost_leaves_a_commit_in_doubt() -> None:
     core = committing()
-    for error in (RequestTimedOutError(), ConcurrentTransactionsError(), UnknownServerError()):
+    for error in (
+        RequestTimedOutError(), ConcurrentTransactionsError(), UnknownServerError(),
+        ClientClosedError(), RuntimeError(),
+    ):  # fmt: skip
         told = core.not_ended(error)
         assert isinstance(told, TransactionInDoubtError)
         assert "commit_transaction() again" in str(told)

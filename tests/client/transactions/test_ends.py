@@ -101,9 +101,11 @@ def test_a_commit_without_an_answer_is_in_doubt_until_it_is_repeated() -> None:
 def test_the_block_of_a_transaction_in_doubt_aborts_nothing_and_close_asks_again() -> None:
     async def story(cluster: TransactionalCluster, producer: AsyncProducer) -> None:
         cluster.fates["EndTxn"].extend([HANG] * 30)
+        begun = now_s()
         with pytest.raises(TransactionInDoubtError):
             async with producer.transaction():
                 producer.send("t", b"doubt", partition=0)
+        assert 7 < now_s() - begun < 8.1, "max.block.ms"
         assert state_of(producer) is S.COMMITTING
         cluster.fates["EndTxn"].clear()
         assert cluster.committed() == []
@@ -263,7 +265,7 @@ def test_a_cancelled_flush_at_the_end_of_the_block_aborts() -> None:
     play(story)
 
 
-def test_the_block_leaves_what_its_body_ended() -> None:
+def test_the_block_leaves_what_its_body_ended(caplog: pytest.LogCaptureFixture) -> None:
     async def story(cluster: TransactionalCluster, producer: AsyncProducer) -> None:
         async with producer.transaction():
             await producer.send("t", b"gone", partition=0)
@@ -277,6 +279,7 @@ def test_the_block_leaves_what_its_body_ended() -> None:
         assert [e.committed for e in cluster.ends] == [False, True]
 
     play(story)
+    assert not caplog.records, "nothing is left to abort, at the close too"
 
 
 def test_a_search_for_the_coordinator_is_a_part_of_the_timeout() -> None:

@@ -21,6 +21,7 @@ from tidemark.client import (
     TransactionAbortedError,
 )
 from tidemark.errors import (
+    ConcurrentTransactionsError,
     ConfigError,
     ErrorCode,
     InvalidTransactionTimeoutError,
@@ -149,6 +150,19 @@ def test_a_batch_is_sent_again_after_an_error_that_passes(code: ErrorCode) -> No
             assert now_s() - begun < 0.15, "markers are mostly there soon"
         if code != ErrorCode.NOT_LEADER_OR_FOLLOWER:
             assert len(cluster.times("Metadata")) == asked, "the leader is the right one"
+
+    play(story)
+
+
+def test_markers_that_do_not_come_are_not_asked_for_at_full_speed() -> None:
+    async def story(cluster: TransactionalCluster, producer: AsyncProducer) -> None:
+        cluster.faults[T0].extend([Fault(ErrorCode.CONCURRENT_TRANSACTIONS)] * 1_000)
+        producer.begin_transaction()
+        with pytest.raises(ConcurrentTransactionsError):
+            await producer.send("t", b"x", partition=0)
+        assert len(cluster.times("ProduceStream")) < 60, "in 20 s"
+        cluster.faults[T0].clear()
+        await producer.abort_transaction()
 
     play(story)
 
@@ -344,7 +358,9 @@ def test_offsets_go_along_with_the_members_epoch() -> None:
             }
             await producer.send_offsets_to_transaction(offsets, GROUP)
         async with producer.transaction():
+            asked = len(cluster.times("FindCoordinator"))
             await producer.send_offsets_to_transaction({T0: 5}, ConsumerGroupMetadata("g"))
+            assert len(cluster.times("FindCoordinator")) == asked, "it is known"
         first, second = cluster.offsets
         assert (first.transactional_id, first.producer_epoch) == ("x", 1)
         assert second.producer_epoch == 2
@@ -399,8 +415,9 @@ def test_offsets_whose_answer_does_not_come_make_the_transaction_abortable() -> 
     async def story(cluster: TransactionalCluster, producer: AsyncProducer) -> None:
         cluster.fates["TxnOffsetCommit"].extend([HANG] * 20)
         producer.begin_transaction()
-        with pytest.raises(RequestTimedOutError):
+        with pytest.raises(TransactionAbortableError, match="abort_transaction") as told:
             await producer.send_offsets_to_transaction({T0: 1}, GROUP, 2_000)
+        assert isinstance(told.value.__cause__, RequestTimedOutError)
         with pytest.raises(TransactionAbortableError):
             producer.send("t", b"x")
         await producer.abort_transaction()

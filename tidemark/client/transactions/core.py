@@ -188,7 +188,8 @@ class TransactionCore:
         return self.error if self.state is _S.FATAL_ERROR else None
 
     def offsets_failed(self, error: BaseException) -> BaseException:
-        """Returns the error to raise from send_offsets_to_transaction."""
+        """Returns the error to raise from send_offsets_to_transaction. One that would pass is not
+        raised as such: the call can not be repeated in this transaction."""
         if isinstance(error, _LOST_MEMBERS):
             told = CommitFailedError(
                 f"transaction of {self.transactional_id}: the consumer is not the group's member"
@@ -197,6 +198,10 @@ class TransactionCore:
             told.__cause__ = error
             error = told
         self.failed(error)
+        if kind_of(error) is ErrorKind.RETRIABLE:
+            return TransactionAbortableError(
+                f"transaction of {self.transactional_id}: {error!r}; {self.state.value}"
+            )
         return error
 
     def _fatal(self, error: BaseException) -> None:
