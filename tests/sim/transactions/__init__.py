@@ -1,0 +1,1 @@
+"""Transactions in the simulated cluster: copiers, writers, zombies, and coordinators that crash."""
