@@ -1,5 +1,5 @@
 """`python -m tests.sim --seeds N [--start N] [--canary NAME] [--partitions | --servers |
---cluster | --racks | --tier | --groups] [--stats] [--verbose]`.
+--cluster | --racks | --tier | --groups | --transactions] [--stats] [--verbose]`.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from tests.sim.servers.canaries import Servers
 from tests.sim.servers.world import run_servers
 from tests.sim.tier.canaries import CANARIES as TIER_CANARIES
 from tests.sim.tier.world import run_tier
+from tests.sim.transactions.canaries import CANARIES as TRANSACTION_CANARIES
+from tests.sim.transactions.world import run_transactions
 from tests.sim.world import Outcome, run_seed
 
 
@@ -37,7 +39,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=200, help="how many seeds to run")
     parser.add_argument("--start", type=int, default=0, help="the first seed")
     bugs = {*CANARIES, *PARTITION_CANARIES, *SERVER_CANARIES, *CLUSTER_CANARIES, *TIER_CANARIES}
-    bugs |= {*GROUP_CANARIES}
+    bugs |= {*GROUP_CANARIES, *TRANSACTION_CANARIES}
     parser.add_argument("--canary", choices=sorted(bugs))
     parser.add_argument("--partitions", action="store_true", help="brokers and their records")
     parser.add_argument("--servers", action="store_true", help="the real servers, ten times slower")
@@ -46,13 +48,16 @@ def main() -> int:
     parser.add_argument("--cluster", action="store_true", help="all of production, and clients")
     parser.add_argument("--tier", action="store_true", help="that with tiered topics")
     parser.add_argument("--groups", action="store_true", help="that with consumer groups")
+    parser.add_argument("--transactions", action="store_true", help="that with transactions")
     parser.add_argument("--racks", action="store_true", help="that with reads from followers")
     arguments = parser.parse_args()
     logging.disable(logging.CRITICAL)  # broken disks are intended
     if arguments.tier or arguments.canary in TIER_CANARIES:
         return main_of_cluster(arguments, run_tier, "--tier")
     if arguments.groups or arguments.canary in GROUP_CANARIES:
-        return main_of_groups(arguments)
+        return main_of_coordinators(arguments, run_groups)
+    if arguments.transactions or arguments.canary in TRANSACTION_CANARIES:
+        return main_of_coordinators(arguments, run_transactions)
     if arguments.racks:
         return main_of_cluster(arguments, run_racked, "--racks")
     if arguments.cluster or arguments.canary in CLUSTER_CANARIES:
@@ -115,12 +120,14 @@ def main_of_servers(start: int, seeds: int, bug: Servers | None, *, verbose: boo
     return 1 if failed else 0
 
 
-def main_of_groups(arguments: argparse.Namespace) -> int:
+def main_of_coordinators(arguments: argparse.Namespace, run: Callable[..., Counter[str]]) -> int:
+    """Runs a world of groups or of transactions."""
     total: Counter[str] = Counter()
     failed, bug = 0, arguments.canary
+    canary = {**GROUP_CANARIES, **TRANSACTION_CANARIES}[bug]() if bug else None
     for seed in range(arguments.start, arguments.start + arguments.seeds):
         try:
-            total += run_groups(seed, GROUP_CANARIES[bug]() if bug else None)
+            total += run(seed, canary)
         except Exception as error:
             failed += 1
             print(f"seed {seed} failed: {type(error).__name__}: {error}", flush=True)

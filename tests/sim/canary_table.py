@@ -26,6 +26,8 @@ from tests.sim.servers import canaries as of_servers
 from tests.sim.servers.world import run_servers
 from tests.sim.tier import canaries as of_tier
 from tests.sim.tier.world import run_tier
+from tests.sim.transactions import canaries as of_transactions
+from tests.sim.transactions.world import run_transactions
 from tests.sim.world import run_seed
 from tidemark.errors import TidemarkError
 
@@ -65,6 +67,12 @@ WORLDS = (
     World("cluster", dict(of_cluster.CANARIES), lambda s, bug: run_cluster(s, bug), 40),  # type: ignore[arg-type]
     World("tier", dict(of_tier.CANARIES), lambda s, bug: run_tier(s, bug), 30),  # type: ignore[arg-type]
     World("groups", dict(of_groups.CANARIES), lambda s, bug: run_groups(s, bug), 40),  # type: ignore[arg-type]
+    World(
+        "transactions",
+        dict(of_transactions.CANARIES),
+        lambda s, bug: run_transactions(s, bug),  # type: ignore[arg-type]
+        20,
+    ),
 )
 
 CAUGHT_BY = {
@@ -98,12 +106,14 @@ CAUGHT_BY = {
     **of_cluster.CAUGHT_BY,
     **of_tier.CAUGHT_BY,
     **of_groups.CAUGHT_BY,
+    **of_transactions.CAUGHT_BY,
 }
 """Words of the finding that a bug has to cause."""
 
 
 _DETAILS = re.compile(
     r" [0-9a-f-]{36}| at (?:node|broker|\d+) |, below|: partition | explains topic|: register"
+    r"|: (?:in-|out-|other-|volatile-|writer-|copier-|that of producer|\d+$)"
     r"|: (?:orders|plain|expiring|lossy|single|broker|nothing|objects|\S{22}:)"
 )
 """Beginnings of the details of one seed in a finding."""

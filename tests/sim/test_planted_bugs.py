@@ -8,7 +8,15 @@ import pytest
 
 from tests.sim.canary_table import CAUGHT_BY, WORLDS, first_catch, read_table, what_it_breaks
 
-SEARCHED = {"quorum": 150, "partitions": 150, "servers": 30, "cluster": 6, "tier": 6, "groups": 12}
+SEARCHED = {
+    "quorum": 150,
+    "partitions": 150,
+    "servers": 30,
+    "cluster": 6,
+    "tier": 6,
+    "groups": 12,
+    "transactions": 6,
+}
 """Seeds behind the table's that are searched: timing changes move the seeds that meet a bug."""
 
 BUGS = {name: world.name for world in WORLDS for name in world.bugs}
