@@ -53,12 +53,14 @@ def topic(cluster: LocalCluster, name: str, partitions: int = 1) -> list[TopicPa
 def seen(
     cluster: LocalCluster, partitions: list[TopicPartition], isolation: str = "read_committed"
 ) -> list[bytes | None]:
-    """The values up to the end of each partition."""
+    """The values up to the end of each partition. A commit returns before its markers are written:
+    the last stable offset may be below that end for a moment."""
     found: list[bytes | None] = []
+    with Consumer(cluster.bootstrap_servers) as uncommitted:
+        ends = uncommitted.end_offsets(partitions)
     with Consumer(cluster.bootstrap_servers, isolation_level=isolation) as reader:
         reader.assign(partitions)
         reader.seek_to_beginning()
-        ends = reader.end_offsets(partitions)
         while any(reader.position(partition) < end for partition, end in ends.items()):
             found += [record.value for record in reader.poll(1_000)]
     return found
