@@ -113,7 +113,7 @@ CAUGHT_BY = {
 
 _DETAILS = re.compile(
     r" [0-9a-f-]{36}| at (?:node|broker|\d+) |, below|: partition | explains topic|: register"
-    r"|: (?:in-|out-|other-|volatile-|writer-|copier-|that of producer|\d+$)"
+    r"|: (?:__|in-|out-|other-|volatile-|writer-|copier-|that of producer|\d+$)"
     r"|: (?:orders|plain|expiring|lossy|single|broker|nothing|objects|\S{22}:)"
 )
 """Beginnings of the details of one seed in a finding."""

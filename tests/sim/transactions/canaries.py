@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from commitlog.log.log import Log
+from coordinator.groups import commits
 from coordinator.groups.offsets import OffsetStore
+from coordinator.groups.shard import GroupShard
 from coordinator.records.transactions import TransactionState
 from coordinator.runtime.result import CoordinatorResult
 from coordinator.runtime.runtime import CoordinatorRuntime
 from coordinator.transactions import shard, transaction
 from coordinator.transactions.shard import TransactionShard
+from node.coordination import marker_writer
 from node.coordination.verification import TransactionVerifier
 from tests.sim.cluster.planting import ClusterCanary
 
@@ -30,6 +34,26 @@ class SendsMarkersBeforeTheOutcomeStands(ClusterCanary):
     """A transaction coordinator answers and sends markers before its decision is committed."""
 
     patches = ((CoordinatorRuntime, "_committed", _at_once),)
+
+
+_loaded = TransactionShard.loaded
+
+
+def _forgetful(self: Any, epoch: int, now: Any) -> None:
+    self._unwritten.clear()
+    _loaded(self, epoch, now)
+
+
+class ForgetsPendingMarkers(ClusterCanary):
+    """A coordinator that loads forgets the outcomes that partitions have not been told."""
+
+    patches = ((TransactionShard, "loaded", _forgetful),)
+
+
+class EndsTheNextTransaction(ClusterCanary):
+    """A marker that comes twice is written again: epochs are not compared."""
+
+    patches = ((marker_writer, "_is_missing", lambda *_: True),)
 
 
 def _timeout_without_fence(self: Any, transactional_id: str, now: Any) -> Sequence[Any]:
@@ -90,14 +114,63 @@ class AcceptsASecondOutcome(ClusterCanary):
     patches = ((TransactionShard, "_ended_before", _decided_twice),)
 
 
+def _writable(self: Any, transactional_id: str, producer: Any) -> Any:
+    return self._state(transactional_id)
+
+
+class TakesAnyEpoch(ClusterCanary):
+    """A coordinator adds partitions for producers that it fenced, and in any state."""
+
+    patches = ((TransactionShard, "_writable", _writable),)
+
+
+_prepared = transaction.prepared
+
+
+def _same_epoch(state: Any, committed: bool, next_producer_id: int, now_ms: int) -> Any:
+    bumped = _prepared(state, committed, next_producer_id, now_ms)
+    return replace(bumped, producer_epoch=state.producer_epoch)
+
+
+class KeepsTheEpoch(ClusterCanary):
+    """The end of a transaction does not raise the epoch (KIP-890)."""
+
+    patches = ((transaction, "prepared", _same_epoch),)
+
+
+_fetch = GroupShard.fetch
+
+
+def _unstable(self: Any, request: Any, require_stable: bool) -> Any:
+    return _fetch(self, request, False)
+
+
+class TellsUnstableOffsets(ClusterCanary):
+    """A member begins at a group's offsets though an open transaction moves them (KIP-447)."""
+
+    patches = ((GroupShard, "fetch", _unstable),)
+
+
+class TakesOffsetsOfFencedMembers(ClusterCanary):
+    """Offsets in a transaction are stored whoever commits them (KIP-447)."""
+
+    patches = ((commits, "_check_member", lambda request, group: None),)
+
+
 CANARIES: dict[str, type[ClusterCanary]] = {
     "appends-without-verification": AppendsWithoutVerification,
     "sends-markers-too-early": SendsMarkersBeforeTheOutcomeStands,
+    "forgets-pending-markers": ForgetsPendingMarkers,
+    "ends-the-next-transaction": EndsTheNextTransaction,
     "times-out-without-markers": TimesOutWithoutMarkers,
     "counts-offsets-before-the-commit": CountsOffsetsBeforeTheCommit,
     "serves-unstable-records": ServesUnstableRecords,
     "names-no-aborted-transactions": NamesNoAbortedTransactions,
     "accepts-a-second-outcome": AcceptsASecondOutcome,
+    "takes-any-epoch": TakesAnyEpoch,
+    "keeps-the-epoch": KeepsTheEpoch,
+    "tells-unstable-offsets": TellsUnstableOffsets,
+    "takes-offsets-of-fenced-members": TakesOffsetsOfFencedMembers,
 }
 
 CAUGHT_BY = dict.fromkeys(CANARIES, "TransactionViolation")
