@@ -17,6 +17,7 @@ import tracemalloc
 from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from benches.client_paths import chunk
@@ -34,7 +35,8 @@ from coordinator.transactions.shard import TransactionSettings, TransactionShard
 from tidemark.cli.local_cluster import LocalCluster
 from tidemark.client import Admin, AsyncConsumer, AsyncProducer, NewTopic, TopicPartition
 
-SECONDS = float(os.environ.get("BENCH_TRANSACTIONS_SECONDS", "2"))
+SECONDS = float(os.environ.get("BENCH_TRANSACTIONS_SECONDS", "1"))
+ROUNDS = int(os.environ.get("BENCH_TRANSACTIONS_ROUNDS", "2"))
 IDS = int(os.environ.get("BENCH_TRANSACTIONS_IDS", "100000"))
 INTERVALS_MS = (1_000, 100, 10)
 PARTITIONS = 6
@@ -145,17 +147,23 @@ async def _rate(once: Callable[[], Awaitable[None]], seconds: float) -> float:
 
 
 async def _streams(bench: Bench) -> list[Row]:
-    """The plain one before and after the others: the machine may change meanwhile."""
-    before = await bench.streamed("plain", SECONDS, commits=False)
-    flushed, committed = dict[int, float](), dict[int, float]()
+    """Medians of rounds, each with all of them: the machine's speed moves by a fourth meanwhile."""
+    plain: list[float] = []
+    flushed: dict[int, list[float]] = {ms: [] for ms in INTERVALS_MS}
+    committed: dict[int, list[float]] = {ms: [] for ms in INTERVALS_MS}
+    for _ in range(ROUNDS):
+        for ms in INTERVALS_MS:
+            topic, interval_s = f"every-{ms}", ms / 1_000
+            plain.append(await bench.streamed("plain", SECONDS, commits=False))
+            flushed[ms].append(await bench.streamed(topic, interval_s, commits=False))
+            committed[ms].append(await bench.streamed(topic, interval_s, commits=True))
+    ceiling = median(plain)
+    rows = [_row("produce without transactions", ceiling, "records/s")]
     for ms in INTERVALS_MS:
-        flushed[ms] = await bench.streamed(f"every-{ms}", ms / 1_000, commits=False)
-        committed[ms] = await bench.streamed(f"every-{ms}", ms / 1_000, commits=True)
-    plain = (before + await bench.streamed("plain", SECONDS, commits=False)) / 2
-    rows = [_row("produce without transactions", plain, "records/s")]
-    for ms in INTERVALS_MS:
-        rows.append(_row(f"with a flush every {ms} ms", flushed[ms], "records/s", plain))
-        rows.append(_row(f"with a commit every {ms} ms", committed[ms], "records/s", plain))
+        rows.append(_row(f"with a flush every {ms} ms", median(flushed[ms]), "records/s", ceiling))
+        rows.append(
+            _row(f"with a commit every {ms} ms", median(committed[ms]), "records/s", ceiling)
+        )
     levels: dict[str, list[float]] = {"read_uncommitted": [], "read_committed": []}
     for _ in range(2):
         for level, rates in levels.items():
