@@ -33,6 +33,7 @@ from tidemark.cli import (
     quotas,
     reassign,
     server,
+    spark,
     storage,
     tier,
     topics,
@@ -109,6 +110,7 @@ app.add_typer(groups.app, name="groups")
 app.add_typer(transactions.app, name="transactions")
 app.add_typer(perf.app, name="perf")
 app.add_typer(tier.app, name="tier")
+app.add_typer(spark.app, name="spark")
 app.command("elect-leaders")(elect_leaders.elect_leaders)
 app.command("server")(server.server)
 app.command("dev")(dev.dev)

@@ -64,13 +64,13 @@ def _text(value: Any) -> str:
     return str(value)
 
 
-def settings_of(texts: Sequence[str]) -> dict[str, str]:
+def settings_of(texts: Sequence[str], option: str = "--config") -> dict[str, str]:
     """`key=value` options. Raises ConfigError."""
     found: dict[str, str] = {}
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals or not key:
-            raise ConfigError(f"--config {text!r} is not key=value")
+            raise ConfigError(f"{option} {text!r} is not key=value")
         found[key.strip()] = value.strip()
     return found
 

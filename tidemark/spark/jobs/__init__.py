@@ -1,0 +1,17 @@
+"""Spark jobs over topics, which the command `tidemark spark run` starts.
+
+    session              the Spark session of a job
+    batches              what each batch of a job reads, and its file in the journal; pure
+    journal              plans and results of the batches, durable; where a killed job goes on
+    files                files of any Hadoop file system, through the session
+    reading              questions to the cluster, and data frames of a batch
+    export               a topic to Parquet
+    stats                records, bytes, keys and timestamps of topics
+
+A job that writes works in batches. The plan of a batch, its range of offsets in each partition, is
+durable before anything is written. A batch that was interrupted is done again from the same plan,
+so its records are the same, and what it writes takes effect once. Counts of what was read and
+written are compared per partition before a batch counts as done.
+
+Importing this package loads nothing of Spark. Outsiders import its modules.
+"""

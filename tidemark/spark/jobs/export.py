@@ -1,0 +1,153 @@
+"""Export of topics to Parquet, exactly once: a directory per batch, and a journal beside them.
+
+    DIRECTORY/batch=7/part-*.parquet   appears by one rename, when its counts agree with the topic's
+    DIRECTORY/_tidemark/               the journal, and batches under way; Spark does not read it
+
+`spark.read.parquet(DIRECTORY)` has the columns of the source and `batch`. A run reads up to the
+ends that the topics have when it begins; the next one goes on from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tidemark.errors import TidemarkError
+from tidemark.spark.jobs.batches import (
+    JobBatch,
+    Tallies,
+    check_topic_ids,
+    differences,
+    next_batch,
+)
+from tidemark.spark.jobs.files import HadoopFiles
+from tidemark.spark.jobs.journal import Journal
+from tidemark.spark.jobs.reading import (
+    OF_RECORDS,
+    Bounds,
+    Source,
+    known_of,
+    look,
+    rows_of,
+    tallies,
+    tallies_of_topic,
+)
+
+_STAGED = "_tidemark/staged"
+
+
+class CountMismatchError(TidemarkError):
+    """A job wrote other records than the topic has; the message lists the partitions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A batch that is done; `left` are offsets up to the run's end."""
+
+    batch: JobBatch
+    records: int
+    left: int
+
+
+Report = Callable[[Progress], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """The result of a run, or of a dry run; `first_batch` is None for none."""
+
+    directory: str
+    batches: int
+    first_batch: int | None
+    records: int
+    records_in_all: int
+    offsets_left: int
+    is_dry_run: bool
+
+
+def export(
+    spark: Any,
+    source: Source,
+    directory: str,
+    *,
+    batch_records: int,
+    dry_run: bool,
+    report: Report,
+) -> Exported:
+    """Runs until the ends of the topics at the start of the run.
+
+    Raises CountMismatchError, DataLossError, JobFencedError, JobDamagedError, ConfigError if the
+    directory is of another job, and the client's errors.
+    """
+    files = HadoopFiles(spark, directory)
+    journal = Journal(HadoopFiles(spark, f"{directory.rstrip('/')}/_tidemark"), directory)
+    identity = {"job": "export"} | source.identity()
+    place = look(source)
+    if dry_run:
+        journal.load(identity)
+        left = _left(journal, place, source)
+        return Exported(directory, 0, None, 0, journal.records, left, True)
+    journal.begin(identity)
+    files.delete(_STAGED)
+    before, first, done = journal.records, None, 0
+    while True:
+        if journal.is_last_done:
+            batch = _next(journal, place, source, batch_records)
+            if batch is None:
+                break
+            journal.plan(batch)
+        assert journal.last is not None
+        batch = journal.last
+        counts = _write(spark, source, files, journal, batch)
+        journal.finish(counts)
+        first, done = (batch.number if first is None else first), done + 1
+        report(Progress(batch, journal.records - before, _left(journal, place, source)))
+    return Exported(directory, done, first, journal.records - before, journal.records, 0, False)
+
+
+def _next(journal: Journal, place: Bounds, source: Source, limit: int | None) -> JobBatch | None:
+    return next_batch(
+        *(journal.last, place.starts, place.ends, place.known),
+        limit=limit,
+        fail_on_data_loss=source.fail_on_data_loss,
+    )
+
+
+def _left(journal: Journal, place: Bounds, source: Source) -> int:
+    rest = _next(journal, place, source, None)
+    interrupted = 0 if journal.is_last_done or journal.last is None else journal.last.size
+    return interrupted + (0 if rest is None else rest.size)
+
+
+def _write(
+    spark: Any, source: Source, files: HadoopFiles, journal: Journal, batch: JobBatch
+) -> Tallies:
+    """Writes the batch, unless it is there and right; returns its counts."""
+    target, staged = f"batch={batch.number}", f"{_STAGED}/{batch.number}"
+    expected = tallies_of_topic(spark, source, batch)
+    if files.exists(target):  # the run was killed before it could write the result
+        found = _tallies_at(spark, files, target)
+        check_topic_ids(batch, known_of(source))
+        if not differences(expected, found):
+            return found
+        journal.check()
+        files.delete(target)
+    rows = rows_of(spark, source, batch.parts(), (*OF_RECORDS, "headers"))
+    rows.write.mode("overwrite").parquet(f"{files.root}/{staged}")
+    found = _tallies_at(spark, files, staged)
+    wrong = differences(expected, found)
+    if wrong:
+        raise CountMismatchError(
+            f"batch {batch.number} was not published, because counts differ: {'; '.join(wrong)}; "
+            "a run of the same command tries again"
+        )
+    check_topic_ids(batch, known_of(source))
+    journal.check()
+    files.rename(staged, target)
+    return found
+
+
+def _tallies_at(spark: Any, files: HadoopFiles, name: str) -> Tallies:
+    rows = spark.read.parquet(f"{files.root}/{name}")
+    return tallies(rows.select("topic", "partition", "offset"))

@@ -1,0 +1,75 @@
+"""Files and directories of a job, on the file system that Spark itself would use for the path.
+
+Hadoop's FileSystem does the work, through the session's JVM: local paths, HDFS, and object stores
+whose connector the session has. On an object store a rename is a copy, so readers may see a part of
+a batch. If a run was killed meanwhile, the next one makes the batch anew.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tidemark.errors import TidemarkError
+
+
+class FileError(TidemarkError):
+    """The file system of the job refused; the message has its reason."""
+
+
+class HadoopFiles:
+    """A directory. Its parent directories are made on demand. Raises FileError."""
+
+    def __init__(self, spark: Any, root: str) -> None:
+        self._jvm = spark._jvm
+        self.root = root.rstrip("/") or "/"
+        path = self._path("")
+        self._fs = path.getFileSystem(spark._jsc.hadoopConfiguration())
+
+    def _path(self, name: str) -> Any:
+        return self._jvm.org.apache.hadoop.fs.Path(f"{self.root}/{name}" if name else self.root)
+
+    def names(self) -> list[str]:
+        path = self._path("")
+        if not self._fs.exists(path):
+            return []
+        return sorted(status.getPath().getName() for status in self._fs.listStatus(path))
+
+    def exists(self, name: str) -> bool:
+        return bool(self._fs.exists(self._path(name)))
+
+    def read(self, name: str) -> str | None:
+        path = self._path(name)
+        if not self._fs.exists(path):
+            return None
+        stream = self._fs.open(path)
+        try:
+            return bytes(stream.readAllBytes()).decode()
+        finally:
+            stream.close()
+
+    def write(self, name: str, text: str) -> None:
+        new = self._path(f".{name}.new")
+        stream = self._fs.create(new, True)
+        try:
+            stream.write(bytearray(text.encode()))
+            stream.hsync()
+        finally:
+            stream.close()
+        if not self._fs.rename(new, self._path(name)):  # a rename does not replace here
+            self._fs.delete(self._path(name), False)
+            self._rename(new, name)
+
+    def rename(self, name: str, new_name: str) -> None:
+        """Renames a directory; there must be none with the new name."""
+        if self.exists(new_name):
+            raise FileError(f"{self.root}/{new_name} exists")
+        self._fs.mkdirs(self._path(new_name).getParent())
+        self._rename(self._path(name), new_name)
+
+    def _rename(self, path: Any, new_name: str) -> None:
+        if not self._fs.rename(path, self._path(new_name)):
+            raise FileError(f"{path} could not be renamed to {self.root}/{new_name}")
+
+    def delete(self, name: str) -> None:
+        """Deletes a file or a directory with all in it, if it exists."""
+        self._fs.delete(self._path(name), True)

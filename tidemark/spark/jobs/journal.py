@@ -1,0 +1,155 @@
+"""The journal of a job: a directory with what it is, the plan of each batch, and its result.
+
+    job.json             what the job does, and its id; a run with other words is refused
+    owner                the run that has the journal; a later run takes it, and the earlier stops
+    plan-00000007.json   the ranges of batch 7, before it is worked on
+    done-00000007.json   its counts, after it took effect
+
+Only the last batch can be without a result. A run begins with that one, from its plan.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from tidemark.errors import ConfigError, TidemarkError
+from tidemark.spark.jobs.batches import JobBatch, Tallies, from_json, to_json
+from tidemark.types import random_uuid, uuid_to_text
+
+_FILE = re.compile(r"(plan|done)-(\d{8})\.json")
+
+
+class JobFencedError(TidemarkError):
+    """Another run of the same job took over its journal; this one stops and changes nothing."""
+
+
+class JobDamagedError(TidemarkError):
+    """A file of the journal cannot be read, or one is missing; the message names it."""
+
+
+class Files(Protocol):
+    """Small files of one directory."""
+
+    def names(self) -> list[str]:
+        """Names in the directory; empty if there is none."""
+
+    def read(self, name: str) -> str | None:
+        """The text of a file, or None."""
+
+    def write(self, name: str, text: str) -> None:
+        """Replaces the file as a whole: after a crash it has the old text or the new one."""
+
+
+class Journal:
+    """Reads the directory once, at the start of a run."""
+
+    def __init__(self, files: Files, where: str) -> None:
+        self._files = files
+        self._where = where
+        self._run = uuid_to_text(random_uuid())
+        self.job_id = ""
+        self.last: JobBatch | None = None
+        self.is_last_done = True
+        self.records = 0  # of all batches that are done
+
+    def load(self, identity: Mapping[str, Any]) -> bool:
+        """Reads where the job is; False if the directory has none.
+
+        Raises ConfigError if the directory is of a job with another `identity`, or
+        JobDamagedError.
+        """
+        text = self._files.read("job.json")
+        if text is None:
+            if any(map(_FILE.fullmatch, self._files.names())):
+                raise JobDamagedError(f"{self._where} has batches, but no job.json")
+            return False
+        known = self._parsed("job.json", text)
+        different = [
+            f"{key} was {known.get(key)!r} and is {value!r}"
+            for key, value in identity.items()
+            if known.get(key) != value
+        ]
+        if different:
+            raise ConfigError(
+                f"{self._where} is of another job: {'; '.join(different)}; give another directory"
+            )
+        self.job_id = known["id"]
+        self._load_batches()
+        return True
+
+    def _load_batches(self) -> None:
+        found = [m for m in map(_FILE.fullmatch, self._files.names()) if m is not None]
+        plans = sorted(int(m[2]) for m in found if m[1] == "plan")
+        done = sorted(int(m[2]) for m in found if m[1] == "done")
+        if plans != list(range(len(plans))) or done not in (plans, plans[:-1]):
+            raise JobDamagedError(
+                f"{self._where}: plans {plans}, and results {done}: some are gone"
+            )
+        if done:
+            name = _name("done", done[-1])
+            self.records = int(self._parsed(name, self._files.read(name))["records_in_all"])
+        if plans:
+            name = _name("plan", plans[-1])
+            self.last = from_json(self._parsed(name, self._files.read(name)))
+            self.is_last_done = done == plans
+
+    def _parsed(self, name: str, text: str | None) -> dict[str, Any]:
+        try:
+            found = json.loads(text or "")
+        except ValueError as error:
+            raise JobDamagedError(f"{self._where}/{name} can not be read: {error}") from None
+        if not isinstance(found, dict):
+            raise JobDamagedError(f"{self._where}/{name} can not be read: {text!r}")
+        return found
+
+    def begin(self, identity: Mapping[str, Any]) -> None:
+        """Takes the journal for this run; a run that has it stops at its next step.
+
+        Raises as `load`.
+        """
+        self._files.write("owner", self._run)
+        if not self.load(identity):
+            self.job_id = uuid_to_text(random_uuid())
+            self._write("job.json", dict(identity) | {"id": self.job_id})
+
+    def check(self) -> None:
+        """Raises JobFencedError if a later run took over."""
+        if self._files.read("owner") != self._run:
+            raise JobFencedError(f"another run took over {self._where}; this one stops")
+
+    def plan(self, batch: JobBatch) -> None:
+        """Makes the plan of the next batch durable. Raises JobFencedError."""
+        assert self.is_last_done
+        assert batch.number == (0 if self.last is None else self.last.number + 1)
+        self.check()
+        self._write(_name("plan", batch.number), to_json(batch))
+        self.last, self.is_last_done = batch, False
+
+    def finish(self, counts: Tallies, more: Mapping[str, Any] | None = None) -> None:
+        """Makes it durable that the last batch took effect. Raises JobFencedError."""
+        assert self.last is not None
+        self.check()
+        records = sum(tally.records for tally in counts.values())
+        result = {
+            "records": records,
+            "records_in_all": self.records + records,
+            "partitions": {str(tp): counts[tp].records for tp in sorted(counts)},
+        }
+        self._write(_name("done", self.last.number), result | dict(more or {}))
+        self.records += records
+        self.is_last_done = True
+
+    def results(self) -> list[dict[str, Any]]:
+        """The results of all batches that are done, in order."""
+        names = sorted(n for n in self._files.names() if n.startswith("done-"))
+        return [self._parsed(name, self._files.read(name)) for name in names]
+
+    def _write(self, name: str, value: Any) -> None:
+        self._files.write(name, json.dumps(value, indent=1) + "\n")
+
+
+def _name(kind: str, number: int) -> str:
+    return f"{kind}-{number:08d}.json"

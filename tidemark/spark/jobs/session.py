@@ -1,0 +1,92 @@
+"""The Spark session of a job, and `spark-submit` for a cluster's master.
+
+With a local master the session runs within the command. For any other, the same command runs once
+more beneath spark-submit, which knows how to reach each kind of master.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tidemark.errors import ConfigError
+
+_SUBMITTED = "TIDEMARK_SPARK_SUBMITTED"
+_PROGRAM = "from tidemark.cli.main import run\n\nrun()\n"
+
+
+def needs_submit(master: str) -> bool:
+    """Whether this process has to hand the job to spark-submit."""
+    return not master.startswith("local") and os.environ.get(_SUBMITTED) != "1"
+
+
+def submit(master: str, settings: Mapping[str, str], arguments: Sequence[str]) -> int:
+    """Runs `tidemark ARGUMENTS` as a driver of `master`; returns the exit status.
+
+    Raises ConfigError if pyspark is missing.
+    """
+    command = submit_command(master, settings)
+    with tempfile.TemporaryDirectory(prefix="tidemark-job-") as directory:
+        program = Path(directory) / "tidemark_job.py"
+        program.write_text(_PROGRAM)
+        environment = {
+            "PYSPARK_PYTHON": sys.executable,
+            "PYSPARK_DRIVER_PYTHON": sys.executable,
+        } | os.environ
+        environment[_SUBMITTED] = "1"
+        done = subprocess.run([*command, str(program), *arguments], env=environment, check=False)
+    return done.returncode
+
+
+def submit_command(master: str, settings: Mapping[str, str]) -> list[str]:
+    """The start of the command line. Raises ConfigError if pyspark is missing."""
+    home = os.environ.get("SPARK_HOME") or str(Path(pyspark_module().__file__).parent)
+    command = [str(Path(home) / "bin" / "spark-submit"), "--master", master]
+    for key, value in settings.items():
+        command += ["--conf", f"{key}={value}"]
+    return command
+
+
+def pyspark_module() -> Any:
+    """The module. Raises ConfigError if it is not installed."""
+    try:
+        import pyspark
+    except ModuleNotFoundError:
+        raise ConfigError("jobs need PySpark: pip install 'tidemark[spark]'") from None
+    return pyspark
+
+
+@contextmanager
+def session(name: str, master: str, settings: Mapping[str, str]) -> Iterator[Any]:
+    """A session that ends with the block. One that the process already has is used, and stays.
+
+    Spark's own log has errors only, on stderr.
+    """
+    pyspark_module()
+    from pyspark.sql import SparkSession
+
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    existing = SparkSession.getActiveSession()
+    if existing is not None:
+        yield existing
+        return
+    builder = SparkSession.builder.appName(name).config("spark.ui.showConsoleProgress", "false")
+    builder = builder.config("spark.sql.session.timeZone", "UTC")
+    if master.startswith("local"):
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        builder = builder.master(master).config("spark.ui.enabled", "false")
+        builder = builder.config("spark.sql.shuffle.partitions", "4")
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    made = builder.getOrCreate()
+    made.sparkContext.setLogLevel("OFF")
+    try:
+        yield made
+    finally:
+        made.stop()
