@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from coordinator.records.transactions import (
@@ -23,6 +23,7 @@ from coordinator.transactions import transaction
 from coordinator.transactions.transaction import (
     COMPLETED,
     LAST_EPOCH,
+    NO_TIMEOUT_MS,
     PREPARED,
     PendingMarkers,
     ProducerIdAndEpoch,
@@ -37,6 +38,7 @@ from tidemark.errors import (
     InvalidTxnStateError,
     ProducerFencedError,
     TransactionalIdNotFoundError,
+    UnsupportedVersionError,
 )
 from tidemark.types import TopicPartition
 
@@ -50,12 +52,14 @@ _CHECK = ""
 
 @dataclass(frozen=True, slots=True)
 class TransactionSettings:
-    """Kafka's transaction.max.timeout.ms, transactional.id.expiration.ms and
-    transaction.remove.expired.transaction.cleanup.interval.ms; and a pause of our own."""
+    """Kafka's transaction.max.timeout.ms, transactional.id.expiration.ms,
+    transaction.remove.expired.transaction.cleanup.interval.ms and
+    transaction.two.phase.commit.enable; and a pause of our own."""
 
     transaction_max_timeout_ms: int = 900_000
     transactional_id_expiration_ms: int = 7 * 24 * 3_600_000
     remove_expired_interval_ms: int = 3_600_000
+    two_phase_commit_enable: bool = True
     retry_ms: int = 1_000  # of an abort by timeout that could not be appended
 
 
@@ -87,6 +91,8 @@ class TransactionShard:
         self.transactions[transactional_id] = value
         if status == TransactionState.ONGOING:
             self._last_epochs.pop(transactional_id, None)
+            if value.transaction_timeout_ms == NO_TIMEOUT_MS:
+                self._timeouts.clear(transactional_id)
         elif status in PREPARED:
             self._unwritten[transactional_id] = partitions_of(value)
         if status in PREPARED or status in COMPLETED:
@@ -96,12 +102,14 @@ class TransactionShard:
         """Nothing: records of this topic are in no transaction."""
 
     def loaded(self, epoch: int, now: Now) -> None:
-        """Gives each open transaction the rest of its time, by the clocks of both brokers."""
+        """Gives each open transaction the rest of its time, by the clocks of both brokers; none to
+        one that is prepared."""
         self._epoch = epoch
         self._moved = dict.fromkeys(self._unwritten)
         for transactional_id, state in self.transactions.items():
-            if state.transaction_status == TransactionState.ONGOING:
-                timeout_ms = state.transaction_timeout_ms
+            timeout_ms = state.transaction_timeout_ms
+            is_open = state.transaction_status == TransactionState.ONGOING
+            if is_open and timeout_ms != NO_TIMEOUT_MS:
                 passed_ms = now.wall_ms - state.transaction_start_timestamp_ms
                 self._timeouts.set(transactional_id, now.mono_ms + timeout_ms - max(0, passed_ms))
         self._expiry.set(_CHECK, now.mono_ms + self._settings.remove_expired_interval_ms)
@@ -208,6 +216,30 @@ class TransactionShard:
 
     # --- the end of a transaction
 
+    def prepare_txn(
+        self, transactional_id: str, producer: ProducerIdAndEpoch, now: Now
+    ) -> CoordinatorResult[None]:
+        """Has the open transaction wait for its end without a timeout (KIP-939); idempotent.
+
+        Raises InvalidTxnStateError if none is open, InvalidProducerIdMappingError,
+        ProducerFencedError, and UnsupportedVersionError if the settings do not allow it.
+        """
+        if not self._settings.two_phase_commit_enable:
+            raise UnsupportedVersionError(
+                "transactions can not be prepared here: the brokers have"
+                " transaction.two.phase.commit.enable=false"
+            )
+        state = self._state(transactional_id)
+        if state.producer_id != producer.producer_id:
+            raise _mapping(transactional_id, producer)
+        if not _is(state, producer):
+            raise _fenced(transactional_id, producer)
+        if state.transaction_status != TransactionState.ONGOING:
+            raise InvalidTxnStateError(f"{transactional_id} has no open transaction to prepare")
+        if state.transaction_timeout_ms == NO_TIMEOUT_MS:
+            return CoordinatorResult(None)
+        return _result(transactional_id, transaction.without_timeout(state, now.wall_ms), None)
+
     def end_txn(
         self,
         transactional_id: str,
@@ -237,6 +269,9 @@ class TransactionShard:
         if committed and not is_open:
             raise InvalidTxnStateError(f"{transactional_id} has no open transaction to commit")
         next_id = new_producer_id() if state.producer_epoch >= LAST_EPOCH else -1
+        if state.transaction_timeout_ms == NO_TIMEOUT_MS:  # the next one is not prepared yet
+            most_ms = self._settings.transaction_max_timeout_ms
+            state = replace(state, transaction_timeout_ms=most_ms)
         decided = transaction.prepared(state, committed, next_id, now.wall_ms)
         if not is_open:
             decided = transaction.completed(decided, now.wall_ms)  # there is nobody to tell

@@ -21,6 +21,9 @@ VERSION = 2
 LAST_EPOCH = 2**15 - 2
 """The highest epoch that a producer is given."""
 
+NO_TIMEOUT_MS = 2**31 - 1
+"""The timeout of a transaction that waits for a decision made elsewhere (KIP-939)."""
+
 PREPARED = frozenset({TransactionState.PREPARE_COMMIT, TransactionState.PREPARE_ABORT})
 COMPLETED = frozenset({TransactionState.COMPLETE_COMMIT, TransactionState.COMPLETE_ABORT})
 
@@ -103,6 +106,12 @@ def with_partitions(
         transaction_partitions=_by_topic({*partitions_of(state), *partitions}),
         transaction_start_timestamp_ms=start_ms if is_open else now_ms,
     )
+
+
+def without_timeout(state: TransactionLogValue, now_ms: int) -> TransactionLogValue:
+    """The open transaction waits for its end without a limit."""
+    moved = _moved(state, TransactionState.ONGOING, now_ms)
+    return replace(moved, transaction_timeout_ms=NO_TIMEOUT_MS)
 
 
 def prepared(

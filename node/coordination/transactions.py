@@ -1,8 +1,8 @@
 """The transaction coordinator of a broker: the partitions of `__transaction_state` that it leads.
 
-It answers EndTxn, the transactional InitProducerId and those who look, and to leaders of partitions
-AddPartitionsToTxn. Who comes while the last transaction is being ended waits for that for a moment:
-the outcome stands already, and markers are under way.
+It answers EndTxn, PrepareTxn, the transactional InitProducerId and those who look, and to leaders
+of partitions AddPartitionsToTxn. Who comes while the last transaction is being ended waits for that
+for a moment: the outcome stands already, and markers are under way.
 """
 
 from __future__ import annotations
@@ -66,6 +66,7 @@ def settings_of(config: ServerConfig) -> TransactionSettings:
         transaction_max_timeout_ms=config.transaction_max_timeout_ms,
         transactional_id_expiration_ms=config.transactional_id_expiration_ms,
         remove_expired_interval_ms=interval_ms,
+        two_phase_commit_enable=config.transaction_two_phase_commit_enable,
     )
 
 
@@ -126,6 +127,7 @@ class TransactionCoordinator:
 
         for name, method in {
             "EndTxn": self._end_txn,
+            "PrepareTxn": self._prepare_txn,
             "ListTransactions": self._list,
             "DescribeTransactions": self._describe,
             "DescribeProducers": describe_producers,
@@ -217,6 +219,14 @@ class TransactionCoordinator:
         return pb.EndTxnResponse(
             producer_id=following.producer_id, producer_epoch=following.producer_epoch
         )
+
+    async def _prepare_txn(self, request: pb.PrepareTxnRequest) -> pb.PrepareTxnResponse:
+        producer = _producer(request)
+        await self._write(
+            request.transactional_id,
+            lambda shard, now: shard.prepare_txn(request.transactional_id, producer, now),
+        )
+        return pb.PrepareTxnResponse()
 
     async def add_partitions(
         self, request: pb.AddPartitionsToTxnRequest

@@ -338,6 +338,9 @@ class ServerConfig:
     remote_log_metadata_topic_retention_ms: int = setting(
         -1, doc="retention of __remote_log_metadata; -1: none", at_least=-1
     )
+    remote_log_lease_max_ms: int = setting(
+        3_600_000, doc="longest hold of a job on segments that it reads from the store", at_least=1
+    )
     remote_log_manager_task_interval_ms: int = setting(
         30_000, doc="time between passes over a partition", at_least=1
     )
@@ -459,6 +462,9 @@ class ServerConfig:
     )
     transaction_max_timeout_ms: int = setting(
         900_000, doc="longest transaction timeout that a producer may ask for", at_least=1
+    )
+    transaction_two_phase_commit_enable: bool = setting(
+        True, doc="whether a transaction may be prepared, which ends its timeout (KIP-939)"
     )
     transactional_id_expiration_ms: int = setting(
         604_800_000, doc="time after which an idle transactional id is forgotten", at_least=1

@@ -112,6 +112,54 @@ class EndTxnResponse(_message.Message):
 Global___EndTxnResponse: _TypeAlias = EndTxnResponse  # noqa: Y015
 
 @_typing.final
+class PrepareTxnRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRANSACTIONAL_ID_FIELD_NUMBER: _builtins.int
+    PRODUCER_ID_FIELD_NUMBER: _builtins.int
+    PRODUCER_EPOCH_FIELD_NUMBER: _builtins.int
+    transactional_id: _builtins.str
+    producer_id: _builtins.int
+    producer_epoch: _builtins.int
+    def __init__(
+        self,
+        *,
+        transactional_id: _builtins.str = ...,
+        producer_id: _builtins.int = ...,
+        producer_epoch: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["producer_epoch", b"producer_epoch", "producer_id", b"producer_id", "transactional_id", b"transactional_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrepareTxnRequest: _TypeAlias = PrepareTxnRequest  # noqa: Y015
+
+@_typing.final
+class PrepareTxnResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ERROR_CODE_FIELD_NUMBER: _builtins.int
+    ERROR_MESSAGE_FIELD_NUMBER: _builtins.int
+    error_code: _errors_pb2.ErrorCode.ValueType
+    """INVALID_TXN_STATE: no transaction of this id and epoch is open"""
+    error_message: _builtins.str
+    def __init__(
+        self,
+        *,
+        error_code: _errors_pb2.ErrorCode.ValueType = ...,
+        error_message: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error_code", b"error_code", "error_message", b"error_message"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrepareTxnResponse: _TypeAlias = PrepareTxnResponse  # noqa: Y015
+
+@_typing.final
 class ListTransactionsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -245,6 +293,7 @@ class DescribeTransactionsResponse(_message.Message):
         transactional_id: _builtins.str
         transaction_state: _builtins.str
         transaction_timeout_ms: _builtins.int
+        """2^31-1 of an open one: prepared by PrepareTxn, it does not time out"""
         transaction_start_time_ms: _builtins.int
         """-1: none is open"""
         producer_id: _builtins.int

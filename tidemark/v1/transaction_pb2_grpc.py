@@ -40,6 +40,11 @@ class TransactionsStub:
                 request_serializer=tidemark_dot_v1_dot_transaction__pb2.EndTxnRequest.SerializeToString,
                 response_deserializer=tidemark_dot_v1_dot_transaction__pb2.EndTxnResponse.FromString,
                 _registered_method=True)
+        self.PrepareTxn = channel.unary_unary(
+                '/tidemark.v1.Transactions/PrepareTxn',
+                request_serializer=tidemark_dot_v1_dot_transaction__pb2.PrepareTxnRequest.SerializeToString,
+                response_deserializer=tidemark_dot_v1_dot_transaction__pb2.PrepareTxnResponse.FromString,
+                _registered_method=True)
         self.ListTransactions = channel.unary_unary(
                 '/tidemark.v1.Transactions/ListTransactions',
                 request_serializer=tidemark_dot_v1_dot_transaction__pb2.ListTransactionsRequest.SerializeToString,
@@ -64,6 +69,14 @@ class TransactionsServicer:
     def EndTxn(self, request, context):
         """Commits or aborts. The coordinator of the transactional id answers once the outcome stands; partitions are told after that.
         A commit without a transaction is refused, unless it is a retry; an abort is not.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PrepareTxn(self, request, context):
+        """Has an open transaction wait for its end without a limit, for a decision that is made elsewhere (in the manner of KIP-939). Flush first:
+        whoever has the id and the epoch ends it by EndTxn. Idempotent. UNSUPPORTED_VERSION: transaction.two.phase.commit.enable is false.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -96,6 +109,11 @@ def add_TransactionsServicer_to_server(servicer, server):
                     servicer.EndTxn,
                     request_deserializer=tidemark_dot_v1_dot_transaction__pb2.EndTxnRequest.FromString,
                     response_serializer=tidemark_dot_v1_dot_transaction__pb2.EndTxnResponse.SerializeToString,
+            ),
+            'PrepareTxn': grpc.unary_unary_rpc_method_handler(
+                    servicer.PrepareTxn,
+                    request_deserializer=tidemark_dot_v1_dot_transaction__pb2.PrepareTxnRequest.FromString,
+                    response_serializer=tidemark_dot_v1_dot_transaction__pb2.PrepareTxnResponse.SerializeToString,
             ),
             'ListTransactions': grpc.unary_unary_rpc_method_handler(
                     servicer.ListTransactions,
@@ -141,6 +159,33 @@ class Transactions:
             '/tidemark.v1.Transactions/EndTxn',
             tidemark_dot_v1_dot_transaction__pb2.EndTxnRequest.SerializeToString,
             tidemark_dot_v1_dot_transaction__pb2.EndTxnResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PrepareTxn(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidemark.v1.Transactions/PrepareTxn',
+            tidemark_dot_v1_dot_transaction__pb2.PrepareTxnRequest.SerializeToString,
+            tidemark_dot_v1_dot_transaction__pb2.PrepareTxnResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -46,6 +46,10 @@ class TransactionsStub:
     """Commits or aborts. The coordinator of the transactional id answers once the outcome stands; partitions are told after that.
     A commit without a transaction is refused, unless it is a retry; an abort is not.
     """
+    PrepareTxn: _grpc.UnaryUnaryMultiCallable[_transaction_pb2.PrepareTxnRequest, _transaction_pb2.PrepareTxnResponse]
+    """Has an open transaction wait for its end without a limit, for a decision that is made elsewhere (in the manner of KIP-939). Flush first:
+    whoever has the id and the epoch ends it by EndTxn. Idempotent. UNSUPPORTED_VERSION: transaction.two.phase.commit.enable is false.
+    """
     ListTransactions: _grpc.UnaryUnaryMultiCallable[_transaction_pb2.ListTransactionsRequest, _transaction_pb2.ListTransactionsResponse]
     """Lists the transactional ids that the asked broker coordinates: ask all brokers."""
     DescribeTransactions: _grpc.UnaryUnaryMultiCallable[_transaction_pb2.DescribeTransactionsRequest, _transaction_pb2.DescribeTransactionsResponse]
@@ -60,6 +64,10 @@ class TransactionsAsyncStub(TransactionsStub):
     EndTxn: _aio.UnaryUnaryMultiCallable[_transaction_pb2.EndTxnRequest, _transaction_pb2.EndTxnResponse]  # type: ignore[assignment]
     """Commits or aborts. The coordinator of the transactional id answers once the outcome stands; partitions are told after that.
     A commit without a transaction is refused, unless it is a retry; an abort is not.
+    """
+    PrepareTxn: _aio.UnaryUnaryMultiCallable[_transaction_pb2.PrepareTxnRequest, _transaction_pb2.PrepareTxnResponse]  # type: ignore[assignment]
+    """Has an open transaction wait for its end without a limit, for a decision that is made elsewhere (in the manner of KIP-939). Flush first:
+    whoever has the id and the epoch ends it by EndTxn. Idempotent. UNSUPPORTED_VERSION: transaction.two.phase.commit.enable is false.
     """
     ListTransactions: _aio.UnaryUnaryMultiCallable[_transaction_pb2.ListTransactionsRequest, _transaction_pb2.ListTransactionsResponse]  # type: ignore[assignment]
     """Lists the transactional ids that the asked broker coordinates: ask all brokers."""
@@ -78,6 +86,16 @@ class TransactionsServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_transaction_pb2.EndTxnResponse, _abc.Awaitable[_transaction_pb2.EndTxnResponse]]:
         """Commits or aborts. The coordinator of the transactional id answers once the outcome stands; partitions are told after that.
         A commit without a transaction is refused, unless it is a retry; an abort is not.
+        """
+
+    @_abc_1.abstractmethod
+    def PrepareTxn(
+        self,
+        request: _transaction_pb2.PrepareTxnRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_transaction_pb2.PrepareTxnResponse, _abc.Awaitable[_transaction_pb2.PrepareTxnResponse]]:
+        """Has an open transaction wait for its end without a limit, for a decision that is made elsewhere (in the manner of KIP-939). Flush first:
+        whoever has the id and the epoch ends it by EndTxn. Idempotent. UNSUPPORTED_VERSION: transaction.two.phase.commit.enable is false.
         """
 
     @_abc_1.abstractmethod

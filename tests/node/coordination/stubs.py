@@ -201,6 +201,15 @@ class Transactions:
         request = self.end_request(committed=committed)
         self.become(await self.stubs.coordinated(self.transactional_id, request))
 
+    async def prepare(self) -> None:
+        """Has the transaction wait for its end without a timeout."""
+        request = pb.PrepareTxnRequest(
+            transactional_id=self.transactional_id,
+            producer_id=self.producer_id,
+            producer_epoch=self.epoch,
+        )
+        await self.stubs.coordinated(self.transactional_id, request)
+
     def end_request(self, *, committed: bool) -> pb.EndTxnRequest:
         """A commit or an abort."""
         return pb.EndTxnRequest(

@@ -16,6 +16,7 @@ from tidemark.errors import (
     InvalidTxnStateError,
     NotEnoughReplicasError,
     ProducerFencedError,
+    UnsupportedVersionError,
 )
 from tidemark.records import Record, encode_batch
 from tidemark.testing import Cluster
@@ -93,6 +94,34 @@ def test_a_transaction_that_takes_too_long_is_aborted() -> None:
         assert await stubs.read("a") == ["in time"]
 
     told(story)
+
+
+def test_a_prepared_transaction_has_no_timeout_also_at_the_next_coordinator() -> None:
+    async def story(stubs: Stubs) -> None:
+        one = await Transactions(stubs, "one", timeout_ms=5_000).init()
+        await one.send("a", 0, "waits")
+        await one.prepare()
+        await one.prepare()
+        stubs.cluster.kill(await stubs.coordinator("one"))
+        await asyncio.sleep(30)
+        found = await one.describe()
+        assert (found.transaction_state, found.transaction_timeout_ms) == ("Ongoing", 2**31 - 1)
+        assert await stubs.read("a") == []
+        await one.end(committed=True)
+        await one.until("CompleteCommit")
+        assert await stubs.read("a") == ["waits"]
+
+    told(story)
+
+
+def test_the_setting_refuses_to_prepare_a_transaction() -> None:
+    async def story(stubs: Stubs) -> None:
+        one = await Transactions(stubs, "one").init()
+        await one.send("a", 0, "x")
+        with pytest.raises(UnsupportedVersionError, match=r"phase\.commit\.enable=false"):
+            await one.prepare()
+
+    told(story, 1, **{"transaction.two.phase.commit.enable": "false"})
 
 
 def test_a_batch_of_no_transaction_is_refused() -> None:
