@@ -46,6 +46,7 @@ from node.serving.log_service import RequestHandlers
 from node.serving.offsets import OffsetFinder
 from node.serving.produce import ProduceHandler
 from node.serving.producer_ids import ProducerIdManager
+from node.serving.read_plans import ReadPlans
 from node.serving.record_deletion import RecordDeleter
 from node.serving.throttling import Throttling
 from node.serving.tier_reads import TierReads
@@ -193,6 +194,7 @@ class BrokerServer:
             throttling,
             self.partitions.is_opening,
             coordinators.transactions.init_producer_id,
+            ReadPlans(self.partitions, self._tier),
         )
 
     def _replica_fetchers(self, clock: Clock, pool: Executor) -> ReplicaFetchers:

@@ -36,12 +36,14 @@ from tiering.metrics import (
     total_lag,
 )
 from tiering.reading.aux_state import RemoteAuxState, RemoteAuxStates, RemoteHistory
+from tiering.reading.plans import ReadPlan, ReadPlanner
 from tiering.reading.reader import RemoteReader
 from tiering.store.manager import RemoteStorageManager
 from tiering.tasks.copier import Copier
 from tiering.tasks.deleter import SegmentDeleter
 from tiering.tasks.expirer import Expirer
 from tiering.tasks.history import LineageKeeper
+from tiering.tasks.leases import Leases
 from tiering.tasks.partition import TieredPartition
 from tiering.tasks.remover import NO_CLUSTER, PartitionRemover, TierCluster
 from tiering.tasks.unrecorded import UnrecordedSegments
@@ -100,8 +102,14 @@ class RemoteLogManager:
         )
         self._copier = Copier(config, uploads, metadata, self._deleter, metrics, now_ms)
         unrecorded = UnrecordedSegments(storage, metadata, self._reader.segments.run)
+        lease_ms = config.remote_log_lease_max_ms
+        self.leases = Leases(storage, self._deleter.run, now_ms, lease_ms)
+        self._plans = ReadPlanner(
+            *(storage, metadata, self._reader.segments, self._reader.aborted_transactions, lease_ms)
+        )
         self._expirer = Expirer(
-            config, metadata, self._copier, self._deleter, unrecorded, now_ms, mono_ms
+            *(config, metadata, self._copier, self._deleter, unrecorded, self.leases),
+            *(now_ms, mono_ms),
         )
         self._remover = PartitionRemover(
             config, metadata, self._deleter, cluster or NO_CLUSTER, now_ms, self._random
@@ -218,6 +226,25 @@ class RemoteLogManager:
             if offset >= log.log_start_offset:  # another leader expired it: the log start must move
                 self.segment_copyable(partition)
             raise
+
+    async def plan_read(
+        self,
+        partition: TopicIdPartition,
+        log: Log,
+        start: int,
+        end: int,
+        split_bytes: int,
+        read_committed: bool,
+    ) -> ReadPlan:
+        """Plans a read of [start, end) past the brokers, in pieces of about `split_bytes`.
+
+        Raises as `read`.
+        """
+        return await self._reader.guarded(
+            f"plan of {partition} from {start} on",
+            self._plans.plan(partition, log, start, end, split_bytes, read_committed),
+            *(partition, log, start),
+        )
 
     def reconfigure(self, config: ServerConfig) -> None:
         """Applies altered quotas."""

@@ -32,6 +32,7 @@ from node.serving.offsets import OffsetFinder
 from node.serving.plain_records import to_plain
 from node.serving.produce import ProduceHandler, ProduceResult, result_of
 from node.serving.producer_ids import ProducerIdManager
+from node.serving.read_plans import ReadPlans
 from node.serving.record_deletion import RecordDeleter
 from node.serving.request_memory import RequestMemory
 from node.serving.requests import check_count, parse, parsed
@@ -67,6 +68,7 @@ class RequestHandlers:
     throttling: Throttling = field(default_factory=Throttling)
     is_opening: Callable[[TopicPartition], bool] = lambda _: False
     init_transactional: InitTransactional | None = None
+    plans: ReadPlans | None = None
 
 
 class LogService:
@@ -117,6 +119,7 @@ class LogService:
                     "InitProducerId": _unary(
                         self._charged(self.init_producer_id), pb.InitProducerIdRequest
                     ),
+                    "PlanRead": _unary(self._charged(self.plan_read), pb.PlanReadRequest),
                 },
             ),
             grpc.method_handlers_generic_handler(
@@ -484,6 +487,11 @@ class LogService:
 
         results = await asyncio.gather(*map(one, request.partitions))
         return pb.DeleteRecordsResponse(partitions=results)
+
+    async def plan_read(self, request: pb.PlanReadRequest, context: Context) -> pb.PlanReadResponse:
+        if self._handlers.plans is None:
+            return pb.PlanReadResponse(tail_offset=request.start_offset, not_direct="no tier here")
+        return await self._handlers.plans.answer(request)
 
     async def offset_for_leader_epoch(
         self, request: pb.OffsetForLeaderEpochRequest, context: Context

@@ -37,6 +37,7 @@ from node.serving.log_service import LogService, RequestHandlers
 from node.serving.offsets import OffsetFinder
 from node.serving.produce import ProduceHandler, ProduceResult
 from node.serving.producer_ids import ProducerIdManager
+from node.serving.read_plans import ReadPlans
 from node.serving.record_deletion import RecordDeleter
 from node.serving.request_memory import RequestMemory
 from node.serving.tier_reads import TierReads
@@ -123,6 +124,7 @@ class Node:
             RecordDeleter(self.partitions),
             ProducerIdManager(self.identity, cluster.controller),
             is_opening=self.partitions.is_opening,
+            plans=ReadPlans(self.partitions, tier),
         )
         self.service = LogService(
             self.handlers,

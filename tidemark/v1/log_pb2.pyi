@@ -999,3 +999,164 @@ class DeleteRecordsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DeleteRecordsResponse: _TypeAlias = DeleteRecordsResponse  # noqa: Y015
+
+@_typing.final
+class PlanReadRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    TOPIC_ID_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    START_OFFSET_FIELD_NUMBER: _builtins.int
+    END_OFFSET_FIELD_NUMBER: _builtins.int
+    SPLIT_BYTES_FIELD_NUMBER: _builtins.int
+    ISOLATION_LEVEL_FIELD_NUMBER: _builtins.int
+    LEASE_ID_FIELD_NUMBER: _builtins.int
+    LEASE_MS_FIELD_NUMBER: _builtins.int
+    LEASE_ONLY_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    topic_id: _builtins.bytes
+    """of a topic made anew: UNKNOWN_TOPIC_ID; empty: not checked"""
+    partition: _builtins.int
+    start_offset: _builtins.int
+    end_offset: _builtins.int
+    """exclusive"""
+    split_bytes: _builtins.int
+    """a piece is at most about as long; 0: a piece is the whole of a segment"""
+    isolation_level: _builtins.int
+    """1: answer with the aborted transactions"""
+    lease_id: _builtins.str
+    """of the job: no object of the range is deleted before the lease ends. Empty: none"""
+    lease_ms: _builtins.int
+    """from now on, at most the broker's remote.log.lease.max.ms; again: renews; 0: ends the lease"""
+    lease_only: _builtins.bool
+    """answer without pieces: renews or ends a lease"""
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        topic_id: _builtins.bytes = ...,
+        partition: _builtins.int = ...,
+        start_offset: _builtins.int = ...,
+        end_offset: _builtins.int = ...,
+        split_bytes: _builtins.int = ...,
+        isolation_level: _builtins.int = ...,
+        lease_id: _builtins.str = ...,
+        lease_ms: _builtins.int = ...,
+        lease_only: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_offset", b"end_offset", "isolation_level", b"isolation_level", "lease_id", b"lease_id", "lease_ms", b"lease_ms", "lease_only", b"lease_only", "partition", b"partition", "split_bytes", b"split_bytes", "start_offset", b"start_offset", "topic", b"topic", "topic_id", b"topic_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlanReadRequest: _TypeAlias = PlanReadRequest  # noqa: Y015
+
+@_typing.final
+class PlanReadResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class Piece(_message.Message):
+        """Whole batches in an object, the first of which may begin below start_offset, and the last end at or above end_offset."""
+
+        DESCRIPTOR: _descriptor.Descriptor
+
+        URL_FIELD_NUMBER: _builtins.int
+        START_POSITION_FIELD_NUMBER: _builtins.int
+        END_POSITION_FIELD_NUMBER: _builtins.int
+        START_OFFSET_FIELD_NUMBER: _builtins.int
+        END_OFFSET_FIELD_NUMBER: _builtins.int
+        SEGMENT_ID_FIELD_NUMBER: _builtins.int
+        url: _builtins.str
+        """presigned http(s), for GET with a Range, or file"""
+        start_position: _builtins.int
+        end_position: _builtins.int
+        """exclusive"""
+        start_offset: _builtins.int
+        end_offset: _builtins.int
+        """exclusive"""
+        segment_id: _builtins.bytes
+        def __init__(
+            self,
+            *,
+            url: _builtins.str = ...,
+            start_position: _builtins.int = ...,
+            end_position: _builtins.int = ...,
+            start_offset: _builtins.int = ...,
+            end_offset: _builtins.int = ...,
+            segment_id: _builtins.bytes = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["end_offset", b"end_offset", "end_position", b"end_position", "segment_id", b"segment_id", "start_offset", b"start_offset", "start_position", b"start_position", "url", b"url"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class Aborted(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        PRODUCER_ID_FIELD_NUMBER: _builtins.int
+        FIRST_OFFSET_FIELD_NUMBER: _builtins.int
+        LAST_OFFSET_FIELD_NUMBER: _builtins.int
+        producer_id: _builtins.int
+        first_offset: _builtins.int
+        last_offset: _builtins.int
+        """of its marker"""
+        def __init__(
+            self,
+            *,
+            producer_id: _builtins.int = ...,
+            first_offset: _builtins.int = ...,
+            last_offset: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["first_offset", b"first_offset", "last_offset", b"last_offset", "producer_id", b"producer_id"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    ERROR_CODE_FIELD_NUMBER: _builtins.int
+    ERROR_MESSAGE_FIELD_NUMBER: _builtins.int
+    PIECES_FIELD_NUMBER: _builtins.int
+    TAIL_OFFSET_FIELD_NUMBER: _builtins.int
+    ABORTED_FIELD_NUMBER: _builtins.int
+    LEASE_MS_FIELD_NUMBER: _builtins.int
+    NOT_DIRECT_FIELD_NUMBER: _builtins.int
+    error_code: _errors_pb2.ErrorCode.ValueType
+    """NOT_LEADER_OR_FOLLOWER, OFFSET_OUT_OF_RANGE below the log start"""
+    error_message: _builtins.str
+    tail_offset: _builtins.int
+    """from here to end_offset only brokers have the records. start_offset: no piece"""
+    lease_ms: _builtins.int
+    """time that was granted; 0: none, for the store keeps no leases"""
+    not_direct: _builtins.str
+    """set: why clients can not read the store, or the topic has no tier; no pieces then"""
+    @_builtins.property
+    def pieces(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlanReadResponse.Piece]:
+        """by offset, without a hole, from start_offset on"""
+
+    @_builtins.property
+    def aborted(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlanReadResponse.Aborted]:
+        """those with records in the pieces"""
+
+    def __init__(
+        self,
+        *,
+        error_code: _errors_pb2.ErrorCode.ValueType = ...,
+        error_message: _builtins.str = ...,
+        pieces: _abc.Iterable[Global___PlanReadResponse.Piece] | None = ...,
+        tail_offset: _builtins.int = ...,
+        aborted: _abc.Iterable[Global___PlanReadResponse.Aborted] | None = ...,
+        lease_ms: _builtins.int = ...,
+        not_direct: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aborted", b"aborted", "error_code", b"error_code", "error_message", b"error_message", "lease_ms", b"lease_ms", "not_direct", b"not_direct", "pieces", b"pieces", "tail_offset", b"tail_offset"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlanReadResponse: _TypeAlias = PlanReadResponse  # noqa: Y015

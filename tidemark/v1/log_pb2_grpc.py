@@ -76,6 +76,11 @@ class LogStub:
                 request_serializer=tidemark_dot_v1_dot_log__pb2.DeleteRecordsRequest.SerializeToString,
                 response_deserializer=tidemark_dot_v1_dot_log__pb2.DeleteRecordsResponse.FromString,
                 _registered_method=True)
+        self.PlanRead = channel.unary_unary(
+                '/tidemark.v1.Log/PlanRead',
+                request_serializer=tidemark_dot_v1_dot_log__pb2.PlanReadRequest.SerializeToString,
+                response_deserializer=tidemark_dot_v1_dot_log__pb2.PlanReadResponse.FromString,
+                _registered_method=True)
 
 
 class LogServicer:
@@ -144,6 +149,13 @@ class LogServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PlanRead(self, request, context):
+        """Names the objects of the tier that hold a range of records, for jobs that read them past the brokers, and holds them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_LogServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -186,6 +198,11 @@ def add_LogServicer_to_server(servicer, server):
                     servicer.DeleteRecords,
                     request_deserializer=tidemark_dot_v1_dot_log__pb2.DeleteRecordsRequest.FromString,
                     response_serializer=tidemark_dot_v1_dot_log__pb2.DeleteRecordsResponse.SerializeToString,
+            ),
+            'PlanRead': grpc.unary_unary_rpc_method_handler(
+                    servicer.PlanRead,
+                    request_deserializer=tidemark_dot_v1_dot_log__pb2.PlanReadRequest.FromString,
+                    response_serializer=tidemark_dot_v1_dot_log__pb2.PlanReadResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -406,6 +423,33 @@ class Log:
             '/tidemark.v1.Log/DeleteRecords',
             tidemark_dot_v1_dot_log__pb2.DeleteRecordsRequest.SerializeToString,
             tidemark_dot_v1_dot_log__pb2.DeleteRecordsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PlanRead(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidemark.v1.Log/PlanRead',
+            tidemark_dot_v1_dot_log__pb2.PlanReadRequest.SerializeToString,
+            tidemark_dot_v1_dot_log__pb2.PlanReadResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -66,6 +66,8 @@ class LogStub:
     """Returns an id with which a producer numbers its batches, so that a repeated batch is appended once (KIP-98)."""
     DeleteRecords: _grpc.UnaryUnaryMultiCallable[_log_pb2.DeleteRecordsRequest, _log_pb2.DeleteRecordsResponse]
     """Raises the start of logs, below which records are deleted (KIP-107)."""
+    PlanRead: _grpc.UnaryUnaryMultiCallable[_log_pb2.PlanReadRequest, _log_pb2.PlanReadResponse]
+    """Names the objects of the tier that hold a range of records, for jobs that read them past the brokers, and holds them."""
 
 @_typing.type_check_only
 class LogAsyncStub(LogStub):
@@ -98,6 +100,8 @@ class LogAsyncStub(LogStub):
     """Returns an id with which a producer numbers its batches, so that a repeated batch is appended once (KIP-98)."""
     DeleteRecords: _aio.UnaryUnaryMultiCallable[_log_pb2.DeleteRecordsRequest, _log_pb2.DeleteRecordsResponse]  # type: ignore[assignment]
     """Raises the start of logs, below which records are deleted (KIP-107)."""
+    PlanRead: _aio.UnaryUnaryMultiCallable[_log_pb2.PlanReadRequest, _log_pb2.PlanReadResponse]  # type: ignore[assignment]
+    """Names the objects of the tier that hold a range of records, for jobs that read them past the brokers, and holds them."""
 
 class LogServicer(metaclass=_abc_1.ABCMeta):
     """For clients, on the listener of every broker. Only the leader of a partition answers for it, except in Metadata and
@@ -175,6 +179,14 @@ class LogServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_log_pb2.DeleteRecordsResponse, _abc.Awaitable[_log_pb2.DeleteRecordsResponse]]:
         """Raises the start of logs, below which records are deleted (KIP-107)."""
+
+    @_abc_1.abstractmethod
+    def PlanRead(
+        self,
+        request: _log_pb2.PlanReadRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_log_pb2.PlanReadResponse, _abc.Awaitable[_log_pb2.PlanReadResponse]]:
+        """Names the objects of the tier that hold a range of records, for jobs that read them past the brokers, and holds them."""
 
 def add_LogServicer_to_server(servicer: LogServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 

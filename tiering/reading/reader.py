@@ -119,6 +119,12 @@ class RemoteReader:
         work = self._search_in_turn(partition, log, timestamp_ms)
         return await self._bounded(what, work, partition, log, log.log_start_offset)
 
+    async def guarded(
+        self, what: str, work: Awaitable[T], partition: TopicIdPartition, log: Log, offset: int
+    ) -> T:
+        """Runs other work on the tier with the deadline and the typed errors of a read."""
+        return await self._bounded(what, work, partition, log, offset)
+
     def _gone(
         self, partition: TopicIdPartition, log: Log, offset: int, error: ApiError
     ) -> ApiError:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 
 from commitlog.disk.files import Directory
 from commitlog.disk.os_files import OsDirectory
@@ -22,6 +23,7 @@ from tiering.errors import (
     RetriableRemoteStorageError,
 )
 from tiering.metadata.segments import RemoteLogSegmentMetadata
+from tiering.store.direct import LEASES
 from tiering.store.inventory import whole_segments
 from tiering.store.manager import (
     LOG_SUFFIX,
@@ -140,6 +142,33 @@ class DirectoryRemoteStorageManager:
         except StorageError as error:
             raise RetriableRemoteStorageError(f"can not list {home}: {error}") from error
         yield from whole_segments((f"{home}/{name}" for name in names), partition)
+
+    def locate(self, metadata: RemoteLogSegmentMetadata, expires_s: int) -> str:
+        """Returns the file's URL (`tiering.store.direct.DirectStore`): it is for clients that have
+        the same directory at the same place.
+        """
+        directory, name = self._find(metadata, LOG_SUFFIX)
+        return (Path(directory.path).absolute() / name).as_uri()
+
+    def read_leases(self, partition: TopicIdPartition) -> bytes:
+        root, name = self._require(), partition_directory(partition)
+        try:
+            if not root.is_directory(LEASES) or not root.subdirectory(LEASES).exists(name):
+                return b""
+            return root.subdirectory(LEASES).read(name)
+        except StorageError as error:
+            raise RetriableRemoteStorageError(f"leases of {name}: {error}") from error
+
+    def write_leases(self, partition: TopicIdPartition, content: bytes) -> None:
+        name = partition_directory(partition)
+        try:
+            leases = self._require().subdirectory(LEASES)
+            if content:
+                leases.write_atomic(name, content)
+            else:
+                leases.remove(name)
+        except StorageError as error:
+            raise RetriableRemoteStorageError(f"leases of {name}: {error}") from error
 
     def _require(self) -> Directory:
         if self._root is None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from io import BytesIO
 from time import monotonic
@@ -42,6 +43,7 @@ from tiering.errors import (
 from tiering.metadata.segments import RemoteLogSegmentMetadata
 from tiering.store.credentials import credentials_of
 from tiering.store.deadlines import Deadlines, watched_pool
+from tiering.store.direct import LEASES
 from tiering.store.inventory import whole_segments
 from tiering.store.manager import (
     LOG_SUFFIX,
@@ -207,6 +209,27 @@ class S3RemoteStorageManager:
             prefix = f"{self.settings.key_prefix}{spread:02x}/{home}/"
             found = self._call(prefix, partial(self._list, bucket, prefix))
             yield from whole_segments(found, partition)
+
+    def locate(self, metadata: RemoteLogSegmentMetadata, expires_s: int) -> str:
+        """Returns a presigned URL (`tiering.store.direct.DirectStore`); asks the store nothing."""
+        key, bucket = self._key(metadata, LOG_SUFFIX), self.settings.bucket
+        expires = timedelta(seconds=expires_s)
+        return self._call(key, lambda: str(self._client.presigned_get_object(bucket, key, expires)))
+
+    def read_leases(self, partition: TopicIdPartition) -> bytes:
+        key = self._lease_key(partition)
+        try:
+            return self._call(key, partial(self._get, key, 0, 0))
+        except RemoteResourceNotFoundError:
+            return b""
+
+    def write_leases(self, partition: TopicIdPartition, content: bytes) -> None:
+        key = self._lease_key(partition)
+        write = partial(self._put_bytes, key, content) if content else partial(self._delete, [key])
+        self._call(key, write)
+
+    def _lease_key(self, partition: TopicIdPartition) -> str:
+        return f"{self.settings.key_prefix}{LEASES}/{partition_directory(partition)}"
 
     def _list(self, bucket: str, prefix: str) -> list[str]:
         return [found.object_name for found in self._client.list_objects(bucket, prefix=prefix)]

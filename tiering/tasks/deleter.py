@@ -12,6 +12,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
+from typing import TypeVar
 
 from tidemark.config import ServerConfig
 from tidemark.errors import TidemarkError
@@ -23,6 +24,8 @@ from tiering.metrics import RemoteMetrics
 from tiering.store.manager import RemoteStorageManager
 from tiering.tasks.uploads import Uploads
 from tiering.threads import DaemonPool
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +67,10 @@ class SegmentDeleter:
         if self._sweeping is not None:
             self._sweeping.cancel()
         self._pool.shutdown()
+
+    async def run(self, call: Callable[[], T]) -> T:
+        """Runs another blocking call that a deletion waits for, in a thread of the pool."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, call)
 
     async def delete(self, segment: RemoteLogSegmentMetadata) -> None:
         """Deletes the segment in any state, and what is cached of it. Raises the errors of storage

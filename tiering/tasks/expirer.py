@@ -4,7 +4,8 @@
 Copies that can not be finished any more are deleted first. The plan is made after the tier's
 contents are known, since a fresh leader would delete too much otherwise. Then the log start moves,
 and segments are deleted from the oldest on. So a reader whose offset is refused already sees the
-new log start (RULES.md rule 10). Without cleanup.policy=delete nothing is too old, or too much.
+new log start (RULES.md rule 10). Segments that a job holds wait for the end of its lease. Without
+cleanup.policy=delete nothing is too old, or too much.
 """
 
 from __future__ import annotations
@@ -16,15 +17,18 @@ from commitlog.log.expiration import delete_expired
 from tidemark.config import ServerConfig
 from tidemark.surroundings import surroundings
 from tiering.metadata.manager import RemoteLogMetadataManager
-from tiering.metadata.segments import RemoteLogSegmentMetadata
+from tiering.metadata.segments import RemoteLogSegmentMetadata, RemoteLogSegmentState
 from tiering.metrics import CopyLag
 from tiering.tasks import planner
 from tiering.tasks.copier import Copier
 from tiering.tasks.deleter import SegmentDeleter
+from tiering.tasks.leases import Leases
 from tiering.tasks.partition import TieredPartition
 from tiering.tasks.unrecorded import UnrecordedSegments
 
 logger = logging.getLogger(__name__)
+
+_DELETE_STARTED = RemoteLogSegmentState.DELETE_SEGMENT_STARTED
 
 DANGLING_GRACE_MS = 3_600_000
 """Age up to which another broker's unfinished copy is kept: it may still be uploading."""
@@ -40,6 +44,7 @@ class Expirer:
         copier: Copier,
         deleter: SegmentDeleter,
         unrecorded: UnrecordedSegments,
+        leases: Leases,
         now_ms: Callable[[], int],
         mono_ms: Callable[[], int] | None = None,
     ) -> None:
@@ -48,6 +53,7 @@ class Expirer:
         self._copier = copier
         self._deleter = deleter
         self._unrecorded = unrecorded
+        self._leases = leases
         self._now_ms = now_ms
         self._mono_ms = mono_ms or surroundings().mono_ms  # a wall clock may jump
 
@@ -73,7 +79,10 @@ class Expirer:
             if not hosted.is_leader or plan.log_start_offset > log.high_watermark:
                 return  # a new leader's high watermark is behind for a moment
             log.increment_log_start_offset(plan.log_start_offset)
-        await self._delete(hosted, plan.delete, lambda: hosted.is_leader)
+        started = [s for s in plan.delete if s.state is _DELETE_STARTED]  # no plan names them
+        others = [s for s in plan.delete if s.state is not _DELETE_STARTED]
+        free = await self._leases.unheld(partition, others)
+        await self._delete(hosted, [*started, *free], lambda: hosted.is_leader)
         if plan.delete and hosted.is_leader:
             delete_expired(log, self._now_ms())
 

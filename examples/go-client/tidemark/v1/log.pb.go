@@ -1000,6 +1000,214 @@ func (x *DeleteRecordsResponse) GetPartitions() []*DeleteRecordsResponse_Partiti
 	return nil
 }
 
+type PlanReadRequest struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	Topic          string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	TopicId        []byte                 `protobuf:"bytes,2,opt,name=topic_id,json=topicId,proto3" json:"topic_id,omitempty"` // of a topic made anew: UNKNOWN_TOPIC_ID; empty: not checked
+	Partition      int32                  `protobuf:"varint,3,opt,name=partition,proto3" json:"partition,omitempty"`
+	StartOffset    int64                  `protobuf:"varint,4,opt,name=start_offset,json=startOffset,proto3" json:"start_offset,omitempty"`
+	EndOffset      int64                  `protobuf:"varint,5,opt,name=end_offset,json=endOffset,proto3" json:"end_offset,omitempty"`                // exclusive
+	SplitBytes     int64                  `protobuf:"varint,6,opt,name=split_bytes,json=splitBytes,proto3" json:"split_bytes,omitempty"`             // a piece is at most about as long; 0: a piece is the whole of a segment
+	IsolationLevel int32                  `protobuf:"varint,7,opt,name=isolation_level,json=isolationLevel,proto3" json:"isolation_level,omitempty"` // 1: answer with the aborted transactions
+	LeaseId        string                 `protobuf:"bytes,8,opt,name=lease_id,json=leaseId,proto3" json:"lease_id,omitempty"`                       // of the job: no object of the range is deleted before the lease ends. Empty: none
+	LeaseMs        int64                  `protobuf:"varint,9,opt,name=lease_ms,json=leaseMs,proto3" json:"lease_ms,omitempty"`                      // from now on, at most the broker's remote.log.lease.max.ms; again: renews; 0: ends the lease
+	LeaseOnly      bool                   `protobuf:"varint,10,opt,name=lease_only,json=leaseOnly,proto3" json:"lease_only,omitempty"`               // answer without pieces: renews or ends a lease
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *PlanReadRequest) Reset() {
+	*x = PlanReadRequest{}
+	mi := &file_tidemark_v1_log_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlanReadRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlanReadRequest) ProtoMessage() {}
+
+func (x *PlanReadRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_tidemark_v1_log_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlanReadRequest.ProtoReflect.Descriptor instead.
+func (*PlanReadRequest) Descriptor() ([]byte, []int) {
+	return file_tidemark_v1_log_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *PlanReadRequest) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+func (x *PlanReadRequest) GetTopicId() []byte {
+	if x != nil {
+		return x.TopicId
+	}
+	return nil
+}
+
+func (x *PlanReadRequest) GetPartition() int32 {
+	if x != nil {
+		return x.Partition
+	}
+	return 0
+}
+
+func (x *PlanReadRequest) GetStartOffset() int64 {
+	if x != nil {
+		return x.StartOffset
+	}
+	return 0
+}
+
+func (x *PlanReadRequest) GetEndOffset() int64 {
+	if x != nil {
+		return x.EndOffset
+	}
+	return 0
+}
+
+func (x *PlanReadRequest) GetSplitBytes() int64 {
+	if x != nil {
+		return x.SplitBytes
+	}
+	return 0
+}
+
+func (x *PlanReadRequest) GetIsolationLevel() int32 {
+	if x != nil {
+		return x.IsolationLevel
+	}
+	return 0
+}
+
+func (x *PlanReadRequest) GetLeaseId() string {
+	if x != nil {
+		return x.LeaseId
+	}
+	return ""
+}
+
+func (x *PlanReadRequest) GetLeaseMs() int64 {
+	if x != nil {
+		return x.LeaseMs
+	}
+	return 0
+}
+
+func (x *PlanReadRequest) GetLeaseOnly() bool {
+	if x != nil {
+		return x.LeaseOnly
+	}
+	return false
+}
+
+type PlanReadResponse struct {
+	state         protoimpl.MessageState      `protogen:"open.v1"`
+	ErrorCode     ErrorCode                   `protobuf:"varint,1,opt,name=error_code,json=errorCode,proto3,enum=tidemark.v1.ErrorCode" json:"error_code,omitempty"` // NOT_LEADER_OR_FOLLOWER, OFFSET_OUT_OF_RANGE below the log start
+	ErrorMessage  string                      `protobuf:"bytes,2,opt,name=error_message,json=errorMessage,proto3" json:"error_message,omitempty"`
+	Pieces        []*PlanReadResponse_Piece   `protobuf:"bytes,3,rep,name=pieces,proto3" json:"pieces,omitempty"`                            // by offset, without a hole, from start_offset on
+	TailOffset    int64                       `protobuf:"varint,4,opt,name=tail_offset,json=tailOffset,proto3" json:"tail_offset,omitempty"` // from here to end_offset only brokers have the records. start_offset: no piece
+	Aborted       []*PlanReadResponse_Aborted `protobuf:"bytes,5,rep,name=aborted,proto3" json:"aborted,omitempty"`                          // those with records in the pieces
+	LeaseMs       int64                       `protobuf:"varint,6,opt,name=lease_ms,json=leaseMs,proto3" json:"lease_ms,omitempty"`          // time that was granted; 0: none, for the store keeps no leases
+	NotDirect     string                      `protobuf:"bytes,7,opt,name=not_direct,json=notDirect,proto3" json:"not_direct,omitempty"`     // set: why clients can not read the store, or the topic has no tier; no pieces then
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlanReadResponse) Reset() {
+	*x = PlanReadResponse{}
+	mi := &file_tidemark_v1_log_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlanReadResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlanReadResponse) ProtoMessage() {}
+
+func (x *PlanReadResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_tidemark_v1_log_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlanReadResponse.ProtoReflect.Descriptor instead.
+func (*PlanReadResponse) Descriptor() ([]byte, []int) {
+	return file_tidemark_v1_log_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *PlanReadResponse) GetErrorCode() ErrorCode {
+	if x != nil {
+		return x.ErrorCode
+	}
+	return ErrorCode_NONE
+}
+
+func (x *PlanReadResponse) GetErrorMessage() string {
+	if x != nil {
+		return x.ErrorMessage
+	}
+	return ""
+}
+
+func (x *PlanReadResponse) GetPieces() []*PlanReadResponse_Piece {
+	if x != nil {
+		return x.Pieces
+	}
+	return nil
+}
+
+func (x *PlanReadResponse) GetTailOffset() int64 {
+	if x != nil {
+		return x.TailOffset
+	}
+	return 0
+}
+
+func (x *PlanReadResponse) GetAborted() []*PlanReadResponse_Aborted {
+	if x != nil {
+		return x.Aborted
+	}
+	return nil
+}
+
+func (x *PlanReadResponse) GetLeaseMs() int64 {
+	if x != nil {
+		return x.LeaseMs
+	}
+	return 0
+}
+
+func (x *PlanReadResponse) GetNotDirect() string {
+	if x != nil {
+		return x.NotDirect
+	}
+	return ""
+}
+
 type ProduceRequest_PartitionProduceData struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Topic   string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
@@ -1017,7 +1225,7 @@ type ProduceRequest_PartitionProduceData struct {
 
 func (x *ProduceRequest_PartitionProduceData) Reset() {
 	*x = ProduceRequest_PartitionProduceData{}
-	mi := &file_tidemark_v1_log_proto_msgTypes[15]
+	mi := &file_tidemark_v1_log_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1029,7 +1237,7 @@ func (x *ProduceRequest_PartitionProduceData) String() string {
 func (*ProduceRequest_PartitionProduceData) ProtoMessage() {}
 
 func (x *ProduceRequest_PartitionProduceData) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_log_proto_msgTypes[15]
+	mi := &file_tidemark_v1_log_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1097,7 +1305,7 @@ type ProduceResponse_PartitionProduceResponse struct {
 
 func (x *ProduceResponse_PartitionProduceResponse) Reset() {
 	*x = ProduceResponse_PartitionProduceResponse{}
-	mi := &file_tidemark_v1_log_proto_msgTypes[16]
+	mi := &file_tidemark_v1_log_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1109,7 +1317,7 @@ func (x *ProduceResponse_PartitionProduceResponse) String() string {
 func (*ProduceResponse_PartitionProduceResponse) ProtoMessage() {}
 
 func (x *ProduceResponse_PartitionProduceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_log_proto_msgTypes[16]
+	mi := &file_tidemark_v1_log_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1199,7 +1407,7 @@ type FetchRequest_ForgottenPartition struct {
 
 func (x *FetchRequest_ForgottenPartition) Reset() {
 	*x = FetchRequest_ForgottenPartition{}
-	mi := &file_tidemark_v1_log_proto_msgTypes[17]
+	mi := &file_tidemark_v1_log_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1211,7 +1419,7 @@ func (x *FetchRequest_ForgottenPartition) String() string {
 func (*FetchRequest_ForgottenPartition) ProtoMessage() {}
 
 func (x *FetchRequest_ForgottenPartition) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_log_proto_msgTypes[17]
+	mi := &file_tidemark_v1_log_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1265,7 +1473,7 @@ type FetchRequest_FetchPartition struct {
 
 func (x *FetchRequest_FetchPartition) Reset() {
 	*x = FetchRequest_FetchPartition{}
-	mi := &file_tidemark_v1_log_proto_msgTypes[18]
+	mi := &file_tidemark_v1_log_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1277,7 +1485,7 @@ func (x *FetchRequest_FetchPartition) String() string {
 func (*FetchRequest_FetchPartition) ProtoMessage() {}
 
 func (x *FetchRequest_FetchPartition) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_log_proto_msgTypes[18]
+	mi := &file_tidemark_v1_log_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1380,7 +1588,7 @@ type FetchResponse_PartitionData struct {
 
 func (x *FetchResponse_PartitionData) Reset() {
 	*x = FetchResponse_PartitionData{}
-	mi := &file_tidemark_v1_log_proto_msgTypes[19]
+	mi := &file_tidemark_v1_log_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1392,7 +1600,7 @@ func (x *FetchResponse_PartitionData) String() string {
 func (*FetchResponse_PartitionData) ProtoMessage() {}
 
 func (x *FetchResponse_PartitionData) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_log_proto_msgTypes[19]
+	mi := &file_tidemark_v1_log_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1523,7 +1731,7 @@ type FetchResponse_AbortedTransaction struct {
 
 func (x *FetchResponse_AbortedTransaction) Reset() {
 	*x = FetchResponse_AbortedTransaction{}
-	mi := &file_tidemark_v1_log_proto_msgTypes[20]
+	mi := &file_tidemark_v1_log_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1535,7 +1743,7 @@ func (x *FetchResponse_AbortedTransaction) String() string {
 func (*FetchResponse_AbortedTransaction) ProtoMessage() {}
 
 func (x *FetchResponse_AbortedTransaction) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_log_proto_msgTypes[20]
+	mi := &file_tidemark_v1_log_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1577,7 +1785,7 @@ type ListOffsetsRequest_ListOffsetsPartition struct {
 
 func (x *ListOffsetsRequest_ListOffsetsPartition) Reset() {
 	*x = ListOffsetsRequest_ListOffsetsPartition{}
-	mi := &file_tidemark_v1_log_proto_msgTypes[21]
+	mi := &file_tidemark_v1_log_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1589,7 +1797,7 @@ func (x *ListOffsetsRequest_ListOffsetsPartition) String() string {
 func (*ListOffsetsRequest_ListOffsetsPartition) ProtoMessage() {}
 
 func (x *ListOffsetsRequest_ListOffsetsPartition) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_log_proto_msgTypes[21]
+	mi := &file_tidemark_v1_log_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1648,7 +1856,7 @@ type ListOffsetsResponse_PartitionResponse struct {
 
 func (x *ListOffsetsResponse_PartitionResponse) Reset() {
 	*x = ListOffsetsResponse_PartitionResponse{}
-	mi := &file_tidemark_v1_log_proto_msgTypes[22]
+	mi := &file_tidemark_v1_log_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1660,7 +1868,7 @@ func (x *ListOffsetsResponse_PartitionResponse) String() string {
 func (*ListOffsetsResponse_PartitionResponse) ProtoMessage() {}
 
 func (x *ListOffsetsResponse_PartitionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_log_proto_msgTypes[22]
+	mi := &file_tidemark_v1_log_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1738,7 +1946,7 @@ type MetadataResponse_Topic struct {
 
 func (x *MetadataResponse_Topic) Reset() {
 	*x = MetadataResponse_Topic{}
-	mi := &file_tidemark_v1_log_proto_msgTypes[23]
+	mi := &file_tidemark_v1_log_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1750,7 +1958,7 @@ func (x *MetadataResponse_Topic) String() string {
 func (*MetadataResponse_Topic) ProtoMessage() {}
 
 func (x *MetadataResponse_Topic) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_log_proto_msgTypes[23]
+	mi := &file_tidemark_v1_log_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1816,7 +2024,7 @@ type MetadataResponse_Partition struct {
 
 func (x *MetadataResponse_Partition) Reset() {
 	*x = MetadataResponse_Partition{}
-	mi := &file_tidemark_v1_log_proto_msgTypes[24]
+	mi := &file_tidemark_v1_log_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1828,7 +2036,7 @@ func (x *MetadataResponse_Partition) String() string {
 func (*MetadataResponse_Partition) ProtoMessage() {}
 
 func (x *MetadataResponse_Partition) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_log_proto_msgTypes[24]
+	mi := &file_tidemark_v1_log_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1905,7 +2113,7 @@ type OffsetForLeaderEpochRequest_Partition struct {
 
 func (x *OffsetForLeaderEpochRequest_Partition) Reset() {
 	*x = OffsetForLeaderEpochRequest_Partition{}
-	mi := &file_tidemark_v1_log_proto_msgTypes[25]
+	mi := &file_tidemark_v1_log_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1917,7 +2125,7 @@ func (x *OffsetForLeaderEpochRequest_Partition) String() string {
 func (*OffsetForLeaderEpochRequest_Partition) ProtoMessage() {}
 
 func (x *OffsetForLeaderEpochRequest_Partition) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_log_proto_msgTypes[25]
+	mi := &file_tidemark_v1_log_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1974,7 +2182,7 @@ type OffsetForLeaderEpochResponse_Partition struct {
 
 func (x *OffsetForLeaderEpochResponse_Partition) Reset() {
 	*x = OffsetForLeaderEpochResponse_Partition{}
-	mi := &file_tidemark_v1_log_proto_msgTypes[26]
+	mi := &file_tidemark_v1_log_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1986,7 +2194,7 @@ func (x *OffsetForLeaderEpochResponse_Partition) String() string {
 func (*OffsetForLeaderEpochResponse_Partition) ProtoMessage() {}
 
 func (x *OffsetForLeaderEpochResponse_Partition) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_log_proto_msgTypes[26]
+	mi := &file_tidemark_v1_log_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2048,7 +2256,7 @@ type DeleteRecordsRequest_DeleteRecordsPartition struct {
 
 func (x *DeleteRecordsRequest_DeleteRecordsPartition) Reset() {
 	*x = DeleteRecordsRequest_DeleteRecordsPartition{}
-	mi := &file_tidemark_v1_log_proto_msgTypes[27]
+	mi := &file_tidemark_v1_log_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2060,7 +2268,7 @@ func (x *DeleteRecordsRequest_DeleteRecordsPartition) String() string {
 func (*DeleteRecordsRequest_DeleteRecordsPartition) ProtoMessage() {}
 
 func (x *DeleteRecordsRequest_DeleteRecordsPartition) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_log_proto_msgTypes[27]
+	mi := &file_tidemark_v1_log_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2110,7 +2318,7 @@ type DeleteRecordsResponse_PartitionResult struct {
 
 func (x *DeleteRecordsResponse_PartitionResult) Reset() {
 	*x = DeleteRecordsResponse_PartitionResult{}
-	mi := &file_tidemark_v1_log_proto_msgTypes[28]
+	mi := &file_tidemark_v1_log_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2122,7 +2330,7 @@ func (x *DeleteRecordsResponse_PartitionResult) String() string {
 func (*DeleteRecordsResponse_PartitionResult) ProtoMessage() {}
 
 func (x *DeleteRecordsResponse_PartitionResult) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_log_proto_msgTypes[28]
+	mi := &file_tidemark_v1_log_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2169,6 +2377,151 @@ func (x *DeleteRecordsResponse_PartitionResult) GetErrorMessage() string {
 func (x *DeleteRecordsResponse_PartitionResult) GetLowWatermark() int64 {
 	if x != nil {
 		return x.LowWatermark
+	}
+	return 0
+}
+
+// Whole batches in an object, the first of which may begin below start_offset, and the last end at or above end_offset.
+type PlanReadResponse_Piece struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Url           string                 `protobuf:"bytes,1,opt,name=url,proto3" json:"url,omitempty"` // presigned http(s), for GET with a Range, or file
+	StartPosition int64                  `protobuf:"varint,2,opt,name=start_position,json=startPosition,proto3" json:"start_position,omitempty"`
+	EndPosition   int64                  `protobuf:"varint,3,opt,name=end_position,json=endPosition,proto3" json:"end_position,omitempty"` // exclusive
+	StartOffset   int64                  `protobuf:"varint,4,opt,name=start_offset,json=startOffset,proto3" json:"start_offset,omitempty"`
+	EndOffset     int64                  `protobuf:"varint,5,opt,name=end_offset,json=endOffset,proto3" json:"end_offset,omitempty"` // exclusive
+	SegmentId     []byte                 `protobuf:"bytes,6,opt,name=segment_id,json=segmentId,proto3" json:"segment_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlanReadResponse_Piece) Reset() {
+	*x = PlanReadResponse_Piece{}
+	mi := &file_tidemark_v1_log_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlanReadResponse_Piece) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlanReadResponse_Piece) ProtoMessage() {}
+
+func (x *PlanReadResponse_Piece) ProtoReflect() protoreflect.Message {
+	mi := &file_tidemark_v1_log_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlanReadResponse_Piece.ProtoReflect.Descriptor instead.
+func (*PlanReadResponse_Piece) Descriptor() ([]byte, []int) {
+	return file_tidemark_v1_log_proto_rawDescGZIP(), []int{16, 0}
+}
+
+func (x *PlanReadResponse_Piece) GetUrl() string {
+	if x != nil {
+		return x.Url
+	}
+	return ""
+}
+
+func (x *PlanReadResponse_Piece) GetStartPosition() int64 {
+	if x != nil {
+		return x.StartPosition
+	}
+	return 0
+}
+
+func (x *PlanReadResponse_Piece) GetEndPosition() int64 {
+	if x != nil {
+		return x.EndPosition
+	}
+	return 0
+}
+
+func (x *PlanReadResponse_Piece) GetStartOffset() int64 {
+	if x != nil {
+		return x.StartOffset
+	}
+	return 0
+}
+
+func (x *PlanReadResponse_Piece) GetEndOffset() int64 {
+	if x != nil {
+		return x.EndOffset
+	}
+	return 0
+}
+
+func (x *PlanReadResponse_Piece) GetSegmentId() []byte {
+	if x != nil {
+		return x.SegmentId
+	}
+	return nil
+}
+
+type PlanReadResponse_Aborted struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	ProducerId    int64                  `protobuf:"varint,1,opt,name=producer_id,json=producerId,proto3" json:"producer_id,omitempty"`
+	FirstOffset   int64                  `protobuf:"varint,2,opt,name=first_offset,json=firstOffset,proto3" json:"first_offset,omitempty"`
+	LastOffset    int64                  `protobuf:"varint,3,opt,name=last_offset,json=lastOffset,proto3" json:"last_offset,omitempty"` // of its marker
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlanReadResponse_Aborted) Reset() {
+	*x = PlanReadResponse_Aborted{}
+	mi := &file_tidemark_v1_log_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlanReadResponse_Aborted) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlanReadResponse_Aborted) ProtoMessage() {}
+
+func (x *PlanReadResponse_Aborted) ProtoReflect() protoreflect.Message {
+	mi := &file_tidemark_v1_log_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlanReadResponse_Aborted.ProtoReflect.Descriptor instead.
+func (*PlanReadResponse_Aborted) Descriptor() ([]byte, []int) {
+	return file_tidemark_v1_log_proto_rawDescGZIP(), []int{16, 1}
+}
+
+func (x *PlanReadResponse_Aborted) GetProducerId() int64 {
+	if x != nil {
+		return x.ProducerId
+	}
+	return 0
+}
+
+func (x *PlanReadResponse_Aborted) GetFirstOffset() int64 {
+	if x != nil {
+		return x.FirstOffset
+	}
+	return 0
+}
+
+func (x *PlanReadResponse_Aborted) GetLastOffset() int64 {
+	if x != nil {
+		return x.LastOffset
 	}
 	return 0
 }
@@ -2389,7 +2742,48 @@ const file_tidemark_v1_log_proto_rawDesc = "" +
 	"\n" +
 	"error_code\x18\x03 \x01(\x0e2\x16.tidemark.v1.ErrorCodeR\terrorCode\x12#\n" +
 	"\rerror_message\x18\x04 \x01(\tR\ferrorMessage\x12#\n" +
-	"\rlow_watermark\x18\x05 \x01(\x03R\flowWatermark2\xf3\x04\n" +
+	"\rlow_watermark\x18\x05 \x01(\x03R\flowWatermark\"\xc1\x02\n" +
+	"\x0fPlanReadRequest\x12\x14\n" +
+	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x19\n" +
+	"\btopic_id\x18\x02 \x01(\fR\atopicId\x12\x1c\n" +
+	"\tpartition\x18\x03 \x01(\x05R\tpartition\x12!\n" +
+	"\fstart_offset\x18\x04 \x01(\x03R\vstartOffset\x12\x1d\n" +
+	"\n" +
+	"end_offset\x18\x05 \x01(\x03R\tendOffset\x12\x1f\n" +
+	"\vsplit_bytes\x18\x06 \x01(\x03R\n" +
+	"splitBytes\x12'\n" +
+	"\x0fisolation_level\x18\a \x01(\x05R\x0eisolationLevel\x12\x19\n" +
+	"\blease_id\x18\b \x01(\tR\aleaseId\x12\x19\n" +
+	"\blease_ms\x18\t \x01(\x03R\aleaseMs\x12\x1d\n" +
+	"\n" +
+	"lease_only\x18\n" +
+	" \x01(\bR\tleaseOnly\"\xfe\x04\n" +
+	"\x10PlanReadResponse\x125\n" +
+	"\n" +
+	"error_code\x18\x01 \x01(\x0e2\x16.tidemark.v1.ErrorCodeR\terrorCode\x12#\n" +
+	"\rerror_message\x18\x02 \x01(\tR\ferrorMessage\x12;\n" +
+	"\x06pieces\x18\x03 \x03(\v2#.tidemark.v1.PlanReadResponse.PieceR\x06pieces\x12\x1f\n" +
+	"\vtail_offset\x18\x04 \x01(\x03R\n" +
+	"tailOffset\x12?\n" +
+	"\aaborted\x18\x05 \x03(\v2%.tidemark.v1.PlanReadResponse.AbortedR\aaborted\x12\x19\n" +
+	"\blease_ms\x18\x06 \x01(\x03R\aleaseMs\x12\x1d\n" +
+	"\n" +
+	"not_direct\x18\a \x01(\tR\tnotDirect\x1a\xc4\x01\n" +
+	"\x05Piece\x12\x10\n" +
+	"\x03url\x18\x01 \x01(\tR\x03url\x12%\n" +
+	"\x0estart_position\x18\x02 \x01(\x03R\rstartPosition\x12!\n" +
+	"\fend_position\x18\x03 \x01(\x03R\vendPosition\x12!\n" +
+	"\fstart_offset\x18\x04 \x01(\x03R\vstartOffset\x12\x1d\n" +
+	"\n" +
+	"end_offset\x18\x05 \x01(\x03R\tendOffset\x12\x1d\n" +
+	"\n" +
+	"segment_id\x18\x06 \x01(\fR\tsegmentId\x1an\n" +
+	"\aAborted\x12\x1f\n" +
+	"\vproducer_id\x18\x01 \x01(\x03R\n" +
+	"producerId\x12!\n" +
+	"\ffirst_offset\x18\x02 \x01(\x03R\vfirstOffset\x12\x1f\n" +
+	"\vlast_offset\x18\x03 \x01(\x03R\n" +
+	"lastOffset2\xbc\x05\n" +
 	"\x03Log\x12D\n" +
 	"\aProduce\x12\x1b.tidemark.v1.ProduceRequest\x1a\x1c.tidemark.v1.ProduceResponse\x12N\n" +
 	"\rProduceStream\x12\x1b.tidemark.v1.ProduceRequest\x1a\x1c.tidemark.v1.ProduceResponse(\x010\x01\x12>\n" +
@@ -2398,7 +2792,8 @@ const file_tidemark_v1_log_proto_rawDesc = "" +
 	"\vListOffsets\x12\x1f.tidemark.v1.ListOffsetsRequest\x1a .tidemark.v1.ListOffsetsResponse\x12G\n" +
 	"\bMetadata\x12\x1c.tidemark.v1.MetadataRequest\x1a\x1d.tidemark.v1.MetadataResponse\x12Y\n" +
 	"\x0eInitProducerId\x12\".tidemark.v1.InitProducerIdRequest\x1a#.tidemark.v1.InitProducerIdResponse\x12V\n" +
-	"\rDeleteRecords\x12!.tidemark.v1.DeleteRecordsRequest\x1a\".tidemark.v1.DeleteRecordsResponse2\x92\x02\n" +
+	"\rDeleteRecords\x12!.tidemark.v1.DeleteRecordsRequest\x1a\".tidemark.v1.DeleteRecordsResponse\x12G\n" +
+	"\bPlanRead\x12\x1c.tidemark.v1.PlanReadRequest\x1a\x1d.tidemark.v1.PlanReadResponse2\x92\x02\n" +
 	"\vReplication\x12E\n" +
 	"\x05Fetch\x12 .tidemark.v1.ReplicaFetchRequest\x1a\x1a.tidemark.v1.FetchResponse\x12O\n" +
 	"\vFetchStream\x12 .tidemark.v1.ReplicaFetchRequest\x1a\x1a.tidemark.v1.FetchResponse(\x010\x01\x12k\n" +
@@ -2416,7 +2811,7 @@ func file_tidemark_v1_log_proto_rawDescGZIP() []byte {
 	return file_tidemark_v1_log_proto_rawDescData
 }
 
-var file_tidemark_v1_log_proto_msgTypes = make([]protoimpl.MessageInfo, 29)
+var file_tidemark_v1_log_proto_msgTypes = make([]protoimpl.MessageInfo, 33)
 var file_tidemark_v1_log_proto_goTypes = []any{
 	(*ProduceRequest)(nil),                              // 0: tidemark.v1.ProduceRequest
 	(*ProduceResponse)(nil),                             // 1: tidemark.v1.ProduceResponse
@@ -2433,85 +2828,94 @@ var file_tidemark_v1_log_proto_goTypes = []any{
 	(*OffsetForLeaderEpochResponse)(nil),                // 12: tidemark.v1.OffsetForLeaderEpochResponse
 	(*DeleteRecordsRequest)(nil),                        // 13: tidemark.v1.DeleteRecordsRequest
 	(*DeleteRecordsResponse)(nil),                       // 14: tidemark.v1.DeleteRecordsResponse
-	(*ProduceRequest_PartitionProduceData)(nil),         // 15: tidemark.v1.ProduceRequest.PartitionProduceData
-	(*ProduceResponse_PartitionProduceResponse)(nil),    // 16: tidemark.v1.ProduceResponse.PartitionProduceResponse
-	(*FetchRequest_ForgottenPartition)(nil),             // 17: tidemark.v1.FetchRequest.ForgottenPartition
-	(*FetchRequest_FetchPartition)(nil),                 // 18: tidemark.v1.FetchRequest.FetchPartition
-	(*FetchResponse_PartitionData)(nil),                 // 19: tidemark.v1.FetchResponse.PartitionData
-	(*FetchResponse_AbortedTransaction)(nil),            // 20: tidemark.v1.FetchResponse.AbortedTransaction
-	(*ListOffsetsRequest_ListOffsetsPartition)(nil),     // 21: tidemark.v1.ListOffsetsRequest.ListOffsetsPartition
-	(*ListOffsetsResponse_PartitionResponse)(nil),       // 22: tidemark.v1.ListOffsetsResponse.PartitionResponse
-	(*MetadataResponse_Topic)(nil),                      // 23: tidemark.v1.MetadataResponse.Topic
-	(*MetadataResponse_Partition)(nil),                  // 24: tidemark.v1.MetadataResponse.Partition
-	(*OffsetForLeaderEpochRequest_Partition)(nil),       // 25: tidemark.v1.OffsetForLeaderEpochRequest.Partition
-	(*OffsetForLeaderEpochResponse_Partition)(nil),      // 26: tidemark.v1.OffsetForLeaderEpochResponse.Partition
-	(*DeleteRecordsRequest_DeleteRecordsPartition)(nil), // 27: tidemark.v1.DeleteRecordsRequest.DeleteRecordsPartition
-	(*DeleteRecordsResponse_PartitionResult)(nil),       // 28: tidemark.v1.DeleteRecordsResponse.PartitionResult
-	(ErrorCode)(0),                                      // 29: tidemark.v1.ErrorCode
-	(*Node)(nil),                                        // 30: tidemark.v1.Node
-	(*Record)(nil),                                      // 31: tidemark.v1.Record
-	(*LeaderIdAndEpoch)(nil),                            // 32: tidemark.v1.LeaderIdAndEpoch
-	(*EpochEndOffset)(nil),                              // 33: tidemark.v1.EpochEndOffset
+	(*PlanReadRequest)(nil),                             // 15: tidemark.v1.PlanReadRequest
+	(*PlanReadResponse)(nil),                            // 16: tidemark.v1.PlanReadResponse
+	(*ProduceRequest_PartitionProduceData)(nil),         // 17: tidemark.v1.ProduceRequest.PartitionProduceData
+	(*ProduceResponse_PartitionProduceResponse)(nil),    // 18: tidemark.v1.ProduceResponse.PartitionProduceResponse
+	(*FetchRequest_ForgottenPartition)(nil),             // 19: tidemark.v1.FetchRequest.ForgottenPartition
+	(*FetchRequest_FetchPartition)(nil),                 // 20: tidemark.v1.FetchRequest.FetchPartition
+	(*FetchResponse_PartitionData)(nil),                 // 21: tidemark.v1.FetchResponse.PartitionData
+	(*FetchResponse_AbortedTransaction)(nil),            // 22: tidemark.v1.FetchResponse.AbortedTransaction
+	(*ListOffsetsRequest_ListOffsetsPartition)(nil),     // 23: tidemark.v1.ListOffsetsRequest.ListOffsetsPartition
+	(*ListOffsetsResponse_PartitionResponse)(nil),       // 24: tidemark.v1.ListOffsetsResponse.PartitionResponse
+	(*MetadataResponse_Topic)(nil),                      // 25: tidemark.v1.MetadataResponse.Topic
+	(*MetadataResponse_Partition)(nil),                  // 26: tidemark.v1.MetadataResponse.Partition
+	(*OffsetForLeaderEpochRequest_Partition)(nil),       // 27: tidemark.v1.OffsetForLeaderEpochRequest.Partition
+	(*OffsetForLeaderEpochResponse_Partition)(nil),      // 28: tidemark.v1.OffsetForLeaderEpochResponse.Partition
+	(*DeleteRecordsRequest_DeleteRecordsPartition)(nil), // 29: tidemark.v1.DeleteRecordsRequest.DeleteRecordsPartition
+	(*DeleteRecordsResponse_PartitionResult)(nil),       // 30: tidemark.v1.DeleteRecordsResponse.PartitionResult
+	(*PlanReadResponse_Piece)(nil),                      // 31: tidemark.v1.PlanReadResponse.Piece
+	(*PlanReadResponse_Aborted)(nil),                    // 32: tidemark.v1.PlanReadResponse.Aborted
+	(ErrorCode)(0),                                      // 33: tidemark.v1.ErrorCode
+	(*Node)(nil),                                        // 34: tidemark.v1.Node
+	(*Record)(nil),                                      // 35: tidemark.v1.Record
+	(*LeaderIdAndEpoch)(nil),                            // 36: tidemark.v1.LeaderIdAndEpoch
+	(*EpochEndOffset)(nil),                              // 37: tidemark.v1.EpochEndOffset
 }
 var file_tidemark_v1_log_proto_depIdxs = []int32{
-	15, // 0: tidemark.v1.ProduceRequest.partition_data:type_name -> tidemark.v1.ProduceRequest.PartitionProduceData
-	16, // 1: tidemark.v1.ProduceResponse.responses:type_name -> tidemark.v1.ProduceResponse.PartitionProduceResponse
-	18, // 2: tidemark.v1.FetchRequest.partitions:type_name -> tidemark.v1.FetchRequest.FetchPartition
-	17, // 3: tidemark.v1.FetchRequest.forgotten:type_name -> tidemark.v1.FetchRequest.ForgottenPartition
-	18, // 4: tidemark.v1.ReplicaFetchRequest.partitions:type_name -> tidemark.v1.FetchRequest.FetchPartition
-	17, // 5: tidemark.v1.ReplicaFetchRequest.forgotten:type_name -> tidemark.v1.FetchRequest.ForgottenPartition
-	29, // 6: tidemark.v1.FetchResponse.error_code:type_name -> tidemark.v1.ErrorCode
-	19, // 7: tidemark.v1.FetchResponse.responses:type_name -> tidemark.v1.FetchResponse.PartitionData
-	21, // 8: tidemark.v1.ListOffsetsRequest.partitions:type_name -> tidemark.v1.ListOffsetsRequest.ListOffsetsPartition
-	22, // 9: tidemark.v1.ListOffsetsResponse.partitions:type_name -> tidemark.v1.ListOffsetsResponse.PartitionResponse
-	30, // 10: tidemark.v1.MetadataResponse.brokers:type_name -> tidemark.v1.Node
-	23, // 11: tidemark.v1.MetadataResponse.topics:type_name -> tidemark.v1.MetadataResponse.Topic
-	29, // 12: tidemark.v1.InitProducerIdResponse.error_code:type_name -> tidemark.v1.ErrorCode
-	25, // 13: tidemark.v1.OffsetForLeaderEpochRequest.partitions:type_name -> tidemark.v1.OffsetForLeaderEpochRequest.Partition
-	26, // 14: tidemark.v1.OffsetForLeaderEpochResponse.partitions:type_name -> tidemark.v1.OffsetForLeaderEpochResponse.Partition
-	27, // 15: tidemark.v1.DeleteRecordsRequest.partitions:type_name -> tidemark.v1.DeleteRecordsRequest.DeleteRecordsPartition
-	28, // 16: tidemark.v1.DeleteRecordsResponse.partitions:type_name -> tidemark.v1.DeleteRecordsResponse.PartitionResult
-	31, // 17: tidemark.v1.ProduceRequest.PartitionProduceData.plain_records:type_name -> tidemark.v1.Record
-	29, // 18: tidemark.v1.ProduceResponse.PartitionProduceResponse.error_code:type_name -> tidemark.v1.ErrorCode
-	32, // 19: tidemark.v1.ProduceResponse.PartitionProduceResponse.current_leader:type_name -> tidemark.v1.LeaderIdAndEpoch
-	29, // 20: tidemark.v1.FetchResponse.PartitionData.error_code:type_name -> tidemark.v1.ErrorCode
-	33, // 21: tidemark.v1.FetchResponse.PartitionData.diverging_epoch:type_name -> tidemark.v1.EpochEndOffset
-	32, // 22: tidemark.v1.FetchResponse.PartitionData.current_leader:type_name -> tidemark.v1.LeaderIdAndEpoch
-	20, // 23: tidemark.v1.FetchResponse.PartitionData.aborted_transactions:type_name -> tidemark.v1.FetchResponse.AbortedTransaction
-	31, // 24: tidemark.v1.FetchResponse.PartitionData.plain_records:type_name -> tidemark.v1.Record
-	29, // 25: tidemark.v1.ListOffsetsResponse.PartitionResponse.error_code:type_name -> tidemark.v1.ErrorCode
-	29, // 26: tidemark.v1.MetadataResponse.Topic.error_code:type_name -> tidemark.v1.ErrorCode
-	24, // 27: tidemark.v1.MetadataResponse.Topic.partitions:type_name -> tidemark.v1.MetadataResponse.Partition
-	29, // 28: tidemark.v1.MetadataResponse.Partition.error_code:type_name -> tidemark.v1.ErrorCode
-	29, // 29: tidemark.v1.OffsetForLeaderEpochResponse.Partition.error_code:type_name -> tidemark.v1.ErrorCode
-	29, // 30: tidemark.v1.DeleteRecordsResponse.PartitionResult.error_code:type_name -> tidemark.v1.ErrorCode
-	0,  // 31: tidemark.v1.Log.Produce:input_type -> tidemark.v1.ProduceRequest
-	0,  // 32: tidemark.v1.Log.ProduceStream:input_type -> tidemark.v1.ProduceRequest
-	2,  // 33: tidemark.v1.Log.Fetch:input_type -> tidemark.v1.FetchRequest
-	2,  // 34: tidemark.v1.Log.FetchStream:input_type -> tidemark.v1.FetchRequest
-	5,  // 35: tidemark.v1.Log.ListOffsets:input_type -> tidemark.v1.ListOffsetsRequest
-	7,  // 36: tidemark.v1.Log.Metadata:input_type -> tidemark.v1.MetadataRequest
-	9,  // 37: tidemark.v1.Log.InitProducerId:input_type -> tidemark.v1.InitProducerIdRequest
-	13, // 38: tidemark.v1.Log.DeleteRecords:input_type -> tidemark.v1.DeleteRecordsRequest
-	3,  // 39: tidemark.v1.Replication.Fetch:input_type -> tidemark.v1.ReplicaFetchRequest
-	3,  // 40: tidemark.v1.Replication.FetchStream:input_type -> tidemark.v1.ReplicaFetchRequest
-	11, // 41: tidemark.v1.Replication.OffsetForLeaderEpoch:input_type -> tidemark.v1.OffsetForLeaderEpochRequest
-	1,  // 42: tidemark.v1.Log.Produce:output_type -> tidemark.v1.ProduceResponse
-	1,  // 43: tidemark.v1.Log.ProduceStream:output_type -> tidemark.v1.ProduceResponse
-	4,  // 44: tidemark.v1.Log.Fetch:output_type -> tidemark.v1.FetchResponse
-	4,  // 45: tidemark.v1.Log.FetchStream:output_type -> tidemark.v1.FetchResponse
-	6,  // 46: tidemark.v1.Log.ListOffsets:output_type -> tidemark.v1.ListOffsetsResponse
-	8,  // 47: tidemark.v1.Log.Metadata:output_type -> tidemark.v1.MetadataResponse
-	10, // 48: tidemark.v1.Log.InitProducerId:output_type -> tidemark.v1.InitProducerIdResponse
-	14, // 49: tidemark.v1.Log.DeleteRecords:output_type -> tidemark.v1.DeleteRecordsResponse
-	4,  // 50: tidemark.v1.Replication.Fetch:output_type -> tidemark.v1.FetchResponse
-	4,  // 51: tidemark.v1.Replication.FetchStream:output_type -> tidemark.v1.FetchResponse
-	12, // 52: tidemark.v1.Replication.OffsetForLeaderEpoch:output_type -> tidemark.v1.OffsetForLeaderEpochResponse
-	42, // [42:53] is the sub-list for method output_type
-	31, // [31:42] is the sub-list for method input_type
-	31, // [31:31] is the sub-list for extension type_name
-	31, // [31:31] is the sub-list for extension extendee
-	0,  // [0:31] is the sub-list for field type_name
+	17, // 0: tidemark.v1.ProduceRequest.partition_data:type_name -> tidemark.v1.ProduceRequest.PartitionProduceData
+	18, // 1: tidemark.v1.ProduceResponse.responses:type_name -> tidemark.v1.ProduceResponse.PartitionProduceResponse
+	20, // 2: tidemark.v1.FetchRequest.partitions:type_name -> tidemark.v1.FetchRequest.FetchPartition
+	19, // 3: tidemark.v1.FetchRequest.forgotten:type_name -> tidemark.v1.FetchRequest.ForgottenPartition
+	20, // 4: tidemark.v1.ReplicaFetchRequest.partitions:type_name -> tidemark.v1.FetchRequest.FetchPartition
+	19, // 5: tidemark.v1.ReplicaFetchRequest.forgotten:type_name -> tidemark.v1.FetchRequest.ForgottenPartition
+	33, // 6: tidemark.v1.FetchResponse.error_code:type_name -> tidemark.v1.ErrorCode
+	21, // 7: tidemark.v1.FetchResponse.responses:type_name -> tidemark.v1.FetchResponse.PartitionData
+	23, // 8: tidemark.v1.ListOffsetsRequest.partitions:type_name -> tidemark.v1.ListOffsetsRequest.ListOffsetsPartition
+	24, // 9: tidemark.v1.ListOffsetsResponse.partitions:type_name -> tidemark.v1.ListOffsetsResponse.PartitionResponse
+	34, // 10: tidemark.v1.MetadataResponse.brokers:type_name -> tidemark.v1.Node
+	25, // 11: tidemark.v1.MetadataResponse.topics:type_name -> tidemark.v1.MetadataResponse.Topic
+	33, // 12: tidemark.v1.InitProducerIdResponse.error_code:type_name -> tidemark.v1.ErrorCode
+	27, // 13: tidemark.v1.OffsetForLeaderEpochRequest.partitions:type_name -> tidemark.v1.OffsetForLeaderEpochRequest.Partition
+	28, // 14: tidemark.v1.OffsetForLeaderEpochResponse.partitions:type_name -> tidemark.v1.OffsetForLeaderEpochResponse.Partition
+	29, // 15: tidemark.v1.DeleteRecordsRequest.partitions:type_name -> tidemark.v1.DeleteRecordsRequest.DeleteRecordsPartition
+	30, // 16: tidemark.v1.DeleteRecordsResponse.partitions:type_name -> tidemark.v1.DeleteRecordsResponse.PartitionResult
+	33, // 17: tidemark.v1.PlanReadResponse.error_code:type_name -> tidemark.v1.ErrorCode
+	31, // 18: tidemark.v1.PlanReadResponse.pieces:type_name -> tidemark.v1.PlanReadResponse.Piece
+	32, // 19: tidemark.v1.PlanReadResponse.aborted:type_name -> tidemark.v1.PlanReadResponse.Aborted
+	35, // 20: tidemark.v1.ProduceRequest.PartitionProduceData.plain_records:type_name -> tidemark.v1.Record
+	33, // 21: tidemark.v1.ProduceResponse.PartitionProduceResponse.error_code:type_name -> tidemark.v1.ErrorCode
+	36, // 22: tidemark.v1.ProduceResponse.PartitionProduceResponse.current_leader:type_name -> tidemark.v1.LeaderIdAndEpoch
+	33, // 23: tidemark.v1.FetchResponse.PartitionData.error_code:type_name -> tidemark.v1.ErrorCode
+	37, // 24: tidemark.v1.FetchResponse.PartitionData.diverging_epoch:type_name -> tidemark.v1.EpochEndOffset
+	36, // 25: tidemark.v1.FetchResponse.PartitionData.current_leader:type_name -> tidemark.v1.LeaderIdAndEpoch
+	22, // 26: tidemark.v1.FetchResponse.PartitionData.aborted_transactions:type_name -> tidemark.v1.FetchResponse.AbortedTransaction
+	35, // 27: tidemark.v1.FetchResponse.PartitionData.plain_records:type_name -> tidemark.v1.Record
+	33, // 28: tidemark.v1.ListOffsetsResponse.PartitionResponse.error_code:type_name -> tidemark.v1.ErrorCode
+	33, // 29: tidemark.v1.MetadataResponse.Topic.error_code:type_name -> tidemark.v1.ErrorCode
+	26, // 30: tidemark.v1.MetadataResponse.Topic.partitions:type_name -> tidemark.v1.MetadataResponse.Partition
+	33, // 31: tidemark.v1.MetadataResponse.Partition.error_code:type_name -> tidemark.v1.ErrorCode
+	33, // 32: tidemark.v1.OffsetForLeaderEpochResponse.Partition.error_code:type_name -> tidemark.v1.ErrorCode
+	33, // 33: tidemark.v1.DeleteRecordsResponse.PartitionResult.error_code:type_name -> tidemark.v1.ErrorCode
+	0,  // 34: tidemark.v1.Log.Produce:input_type -> tidemark.v1.ProduceRequest
+	0,  // 35: tidemark.v1.Log.ProduceStream:input_type -> tidemark.v1.ProduceRequest
+	2,  // 36: tidemark.v1.Log.Fetch:input_type -> tidemark.v1.FetchRequest
+	2,  // 37: tidemark.v1.Log.FetchStream:input_type -> tidemark.v1.FetchRequest
+	5,  // 38: tidemark.v1.Log.ListOffsets:input_type -> tidemark.v1.ListOffsetsRequest
+	7,  // 39: tidemark.v1.Log.Metadata:input_type -> tidemark.v1.MetadataRequest
+	9,  // 40: tidemark.v1.Log.InitProducerId:input_type -> tidemark.v1.InitProducerIdRequest
+	13, // 41: tidemark.v1.Log.DeleteRecords:input_type -> tidemark.v1.DeleteRecordsRequest
+	15, // 42: tidemark.v1.Log.PlanRead:input_type -> tidemark.v1.PlanReadRequest
+	3,  // 43: tidemark.v1.Replication.Fetch:input_type -> tidemark.v1.ReplicaFetchRequest
+	3,  // 44: tidemark.v1.Replication.FetchStream:input_type -> tidemark.v1.ReplicaFetchRequest
+	11, // 45: tidemark.v1.Replication.OffsetForLeaderEpoch:input_type -> tidemark.v1.OffsetForLeaderEpochRequest
+	1,  // 46: tidemark.v1.Log.Produce:output_type -> tidemark.v1.ProduceResponse
+	1,  // 47: tidemark.v1.Log.ProduceStream:output_type -> tidemark.v1.ProduceResponse
+	4,  // 48: tidemark.v1.Log.Fetch:output_type -> tidemark.v1.FetchResponse
+	4,  // 49: tidemark.v1.Log.FetchStream:output_type -> tidemark.v1.FetchResponse
+	6,  // 50: tidemark.v1.Log.ListOffsets:output_type -> tidemark.v1.ListOffsetsResponse
+	8,  // 51: tidemark.v1.Log.Metadata:output_type -> tidemark.v1.MetadataResponse
+	10, // 52: tidemark.v1.Log.InitProducerId:output_type -> tidemark.v1.InitProducerIdResponse
+	14, // 53: tidemark.v1.Log.DeleteRecords:output_type -> tidemark.v1.DeleteRecordsResponse
+	16, // 54: tidemark.v1.Log.PlanRead:output_type -> tidemark.v1.PlanReadResponse
+	4,  // 55: tidemark.v1.Replication.Fetch:output_type -> tidemark.v1.FetchResponse
+	4,  // 56: tidemark.v1.Replication.FetchStream:output_type -> tidemark.v1.FetchResponse
+	12, // 57: tidemark.v1.Replication.OffsetForLeaderEpoch:output_type -> tidemark.v1.OffsetForLeaderEpochResponse
+	46, // [46:58] is the sub-list for method output_type
+	34, // [34:46] is the sub-list for method input_type
+	34, // [34:34] is the sub-list for extension type_name
+	34, // [34:34] is the sub-list for extension extendee
+	0,  // [0:34] is the sub-list for field type_name
 }
 
 func init() { file_tidemark_v1_log_proto_init() }
@@ -2521,14 +2925,14 @@ func file_tidemark_v1_log_proto_init() {
 	}
 	file_tidemark_v1_common_proto_init()
 	file_tidemark_v1_errors_proto_init()
-	file_tidemark_v1_log_proto_msgTypes[19].OneofWrappers = []any{}
+	file_tidemark_v1_log_proto_msgTypes[21].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_tidemark_v1_log_proto_rawDesc), len(file_tidemark_v1_log_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   29,
+			NumMessages:   33,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

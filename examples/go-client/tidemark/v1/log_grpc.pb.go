@@ -35,6 +35,7 @@ const (
 	Log_Metadata_FullMethodName       = "/tidemark.v1.Log/Metadata"
 	Log_InitProducerId_FullMethodName = "/tidemark.v1.Log/InitProducerId"
 	Log_DeleteRecords_FullMethodName  = "/tidemark.v1.Log/DeleteRecords"
+	Log_PlanRead_FullMethodName       = "/tidemark.v1.Log/PlanRead"
 )
 
 // LogClient is the client API for Log service.
@@ -65,6 +66,8 @@ type LogClient interface {
 	InitProducerId(ctx context.Context, in *InitProducerIdRequest, opts ...grpc.CallOption) (*InitProducerIdResponse, error)
 	// Raises the start of logs, below which records are deleted (KIP-107).
 	DeleteRecords(ctx context.Context, in *DeleteRecordsRequest, opts ...grpc.CallOption) (*DeleteRecordsResponse, error)
+	// Names the objects of the tier that hold a range of records, for jobs that read them past the brokers, and holds them.
+	PlanRead(ctx context.Context, in *PlanReadRequest, opts ...grpc.CallOption) (*PlanReadResponse, error)
 }
 
 type logClient struct {
@@ -161,6 +164,16 @@ func (c *logClient) DeleteRecords(ctx context.Context, in *DeleteRecordsRequest,
 	return out, nil
 }
 
+func (c *logClient) PlanRead(ctx context.Context, in *PlanReadRequest, opts ...grpc.CallOption) (*PlanReadResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(PlanReadResponse)
+	err := c.cc.Invoke(ctx, Log_PlanRead_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // LogServer is the server API for Log service.
 // All implementations must embed UnimplementedLogServer
 // for forward compatibility.
@@ -189,6 +202,8 @@ type LogServer interface {
 	InitProducerId(context.Context, *InitProducerIdRequest) (*InitProducerIdResponse, error)
 	// Raises the start of logs, below which records are deleted (KIP-107).
 	DeleteRecords(context.Context, *DeleteRecordsRequest) (*DeleteRecordsResponse, error)
+	// Names the objects of the tier that hold a range of records, for jobs that read them past the brokers, and holds them.
+	PlanRead(context.Context, *PlanReadRequest) (*PlanReadResponse, error)
 	mustEmbedUnimplementedLogServer()
 }
 
@@ -222,6 +237,9 @@ func (UnimplementedLogServer) InitProducerId(context.Context, *InitProducerIdReq
 }
 func (UnimplementedLogServer) DeleteRecords(context.Context, *DeleteRecordsRequest) (*DeleteRecordsResponse, error) {
 	return nil, status.Errorf(codes.Unimplemented, "method DeleteRecords not implemented")
+}
+func (UnimplementedLogServer) PlanRead(context.Context, *PlanReadRequest) (*PlanReadResponse, error) {
+	return nil, status.Errorf(codes.Unimplemented, "method PlanRead not implemented")
 }
 func (UnimplementedLogServer) mustEmbedUnimplementedLogServer() {}
 func (UnimplementedLogServer) testEmbeddedByValue()             {}
@@ -366,6 +384,24 @@ func _Log_DeleteRecords_Handler(srv interface{}, ctx context.Context, dec func(i
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Log_PlanRead_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PlanReadRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(LogServer).PlanRead(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Log_PlanRead_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(LogServer).PlanRead(ctx, req.(*PlanReadRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Log_ServiceDesc is the grpc.ServiceDesc for Log service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -396,6 +432,10 @@ var Log_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "DeleteRecords",
 			Handler:    _Log_DeleteRecords_Handler,
+		},
+		{
+			MethodName: "PlanRead",
+			Handler:    _Log_PlanRead_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

@@ -1,0 +1,185 @@
+"""Plans of direct reads: each edge of a range, on a directory, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+import pytest
+
+from tests.tiering.builders import PARTITION, segment, tier_of
+from tests.tiering.world import NOW_MS, World
+from tidemark.errors import ErrorCode, InvalidRequestError, OffsetOutOfRangeError, code_of
+from tidemark.records import iter_batches
+from tiering.metadata.segments import EpochEntry
+from tiering.reading import plans
+from tiering.reading.plans import Piece, ReadPlan, byte_range, cuts, spans
+from tiering.reading.remote_indexes import RemoteIndexes
+from tiering.tasks.leases import LEASES_MAX, Lease, parse_leases, renewed
+
+
+async def tiered(path: Path, segments: int = 3, **how: Any) -> World:
+    """A leader with full segments of 20 records in the tier, and an active one of 5."""
+    world = World(path, **how)
+    world.lead()
+    for _ in range(segments):
+        world.produce_segment()
+    world.produce(1)
+    await world.once()
+    return world
+
+
+def content(piece: Piece) -> bytes:
+    data = Path(url2pathname(urlsplit(piece.url).path)).read_bytes()
+    return data[piece.start_position : piece.end_position]
+
+
+def offsets_of(plan: ReadPlan) -> list[int]:
+    """The offsets that a reader of the pieces gets."""
+    return [
+        offset
+        for piece in plan.pieces
+        for _, header in iter_batches(content(piece))
+        for offset in range(header.base_offset, header.next_offset)
+        if piece.start <= offset < piece.end
+    ]
+
+
+async def plan(world: World, start: int, end: int, split: int = 0) -> ReadPlan:
+    return await world.manager.plan_read(PARTITION, world.log, start, end, split, False)
+
+
+@pytest.mark.parametrize("split", [0, 1, 300, 700])
+def test_every_range_has_exactly_its_offsets_then_the_tail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, split: int
+) -> None:
+    """Within batches, at borders of batches and segments, and beyond the tier, for any split."""
+    monkeypatch.setattr(plans, "SPLIT_BYTES_MIN", 1)
+
+    async def test() -> None:
+        world = await tiered(tmp_path)
+        for start in range(0, 66, 3):
+            for end in range(start, 66, 4):
+                found = await plan(world, start, end, split)
+                assert found.tail_offset == max(start, min(end, 60)), (start, end)
+                assert offsets_of(found) == list(range(start, found.tail_offset)), (start, end)
+                edges = [(piece.start, piece.end) for piece in found.pieces]
+                assert all(a[1] == b[0] for a, b in itertools.pairwise(edges))
+        whole = await plan(world, 0, 65, 300)
+        assert (len(whole.pieces) > 3) == (split >= 0)
+
+    asyncio.run(test())
+
+
+def test_positions_are_tight_where_the_index_has_entries() -> None:
+    """Batches of five records and ten bytes; an entry has the last offset of its batch."""
+    entries = b"".join(
+        (4 + 5 * n).to_bytes(4, "big") + (10 * n).to_bytes(4, "big") for n in range(1, 10, 2)
+    )
+    indexes = RemoteIndexes.parse(100, 100, entries, b"")
+    assert byte_range(indexes, 100, 100, 150, 150) == (0, 100)
+    assert byte_range(indexes, 100, 109, 110, 150) == (10, 30)
+    assert byte_range(indexes, 100, 108, 111, 150) == (0, 50)
+    assert byte_range(indexes, 100, 149, 150, 150) == (90, 100)
+    assert byte_range(RemoteIndexes.parse(100, 100, b"", b""), 100, 120, 121, 150) == (0, 100)
+
+
+def test_cuts_pass_over_gaps_of_the_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plans, "SPLIT_BYTES_MIN", 1)
+    entries = b"".join(n.to_bytes(4, "big") + n.to_bytes(4, "big") for n in (10, 20, 70, 80))
+    indexes = RemoteIndexes.parse(0, 100, entries, b"")
+    assert cuts(indexes, 0, 100, 25) == [20, 70, 80]
+    assert cuts(indexes, 0, 100, 0) == []
+    assert cuts(indexes, 0, 75, 60) == [20]
+    assert cuts(indexes, 0, 100, 200) == []
+
+
+def test_segments_that_overlap_by_a_change_of_leaders_give_each_offset_once() -> None:
+    old = segment(0, 29)
+    new = segment(20, 49, 2, e0=20, e2=25)
+    tier = tier_of([old, new])
+    lineage = (EpochEntry(0, 0), EpochEntry(2, 25))
+    found = spans(tier.segment_for, lineage, 60, 5, 60)
+    assert [(first, stop) for _, first, stop in found] in ([(5, 20), (20, 50)], [(5, 25), (25, 50)])
+    assert found[-1][0].id == new.id
+    assert spans(tier.segment_for, (EpochEntry(7, 0),), 60, 5, 60) == []
+
+
+def test_a_lease_holds_segments_against_retention_until_it_ends(tmp_path: Path) -> None:
+    async def test() -> None:
+        world = await tiered(tmp_path, retention_ms=1_000)
+        granted = await world.manager.leases.hold(PARTITION, "job", 25, 45, 10**9)
+        assert granted == world.config.remote_log_lease_max_ms
+        held = await plan(world, 25, 45)
+        world.now_ms += 10_000
+        await world.once()
+        assert world.log.log_start_offset == 60
+        assert world.tier_logs() == [20, 40], "the first one is free, the third behind the second"
+        assert offsets_of(held) == list(range(25, 45))
+        with pytest.raises(OffsetOutOfRangeError):
+            await plan(world, 25, 45)
+        await world.manager.leases.hold(PARTITION, "job", 25, 45, 0)
+        await world.once()
+        assert world.tier_logs() == []
+
+    asyncio.run(test())
+
+
+def test_a_lease_ends_by_itself_and_the_next_leader_keeps_it(tmp_path: Path) -> None:
+    async def test() -> None:
+        world = await tiered(tmp_path, retention_ms=1_000)
+        await world.manager.leases.hold(PARTITION, "job", 0, 60, 60_000)
+        world.manager = world.new_manager()  # another process: it knows nothing but the store
+        world.lead(1)
+        world.now_ms += 59_000
+        await world.once()
+        assert world.tier_logs() == [0, 20, 40]
+        world.now_ms += 2_000
+        await world.once()
+        assert world.tier_logs() == []
+
+    asyncio.run(test())
+
+
+def test_records_that_were_deleted_stay_in_the_tier_for_their_reader(tmp_path: Path) -> None:
+    async def test() -> None:
+        world = await tiered(tmp_path)
+        await world.manager.leases.hold(PARTITION, "job", 0, 60, 60_000)
+        held = await plan(world, 0, 60)
+        world.log.increment_log_start_offset(50)
+        await world.once()
+        assert offsets_of(held) == list(range(60))
+        world.now_ms += 60_001
+        await world.once()
+        assert world.tier_logs() == [40]
+
+    asyncio.run(test())
+
+
+def test_leases_are_renewed_replaced_and_bounded() -> None:
+    one = Lease("a", 0, 10, NOW_MS + 5)
+    assert renewed([one], one._replace(until_ms=NOW_MS + 9), NOW_MS) == [
+        one._replace(until_ms=NOW_MS + 9)
+    ]
+    assert renewed([one], one._replace(id="b"), NOW_MS + 6) == []
+    many = [one._replace(id=str(n)) for n in range(LEASES_MAX)]
+    with pytest.raises(Exception, match="64 jobs hold leases"):
+        renewed(many, one, NOW_MS)
+    assert renewed(many, many[0], NOW_MS) != []
+    with pytest.raises(Exception, match="malformed"):
+        parse_leases(b'[["a", 0, 10, "soon"]]')
+
+
+def test_a_lease_without_a_range_is_refused(tmp_path: Path) -> None:
+    async def test() -> None:
+        world = await tiered(tmp_path, segments=1)
+        for lease in (("", 0, 1, 5), ("a", 2, 1, 5), ("a", 0, 1, -5), ("a" * 129, 0, 1, 5)):
+            with pytest.raises(InvalidRequestError) as refused:
+                await world.manager.leases.hold(PARTITION, *lease)
+            assert code_of(refused.value) is ErrorCode.INVALID_REQUEST
+
+    asyncio.run(test())

@@ -1,0 +1,206 @@
+"""Plans of direct reads: which bytes of which objects hold a range of offsets.
+
+A piece is a run of whole batches in the log object of one segment. Where a segment is cut, the
+offset index gives the position, and the batch there its exact first offset. Pieces follow one
+another without a hole, on the leader's own lineage (`tiering.tasks.planner.coverage`), and end
+where the tier does. The decisions are pure; `ReadPlanner` reads indexes and headers.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple
+
+from commitlog.log.log import Log
+from commitlog.types import AbortedTransaction
+from tidemark.errors import CorruptMessageError, OffsetOutOfRangeError
+from tidemark.records import read_header
+from tidemark.records.header import HEADER_BYTES
+from tidemark.types import TopicIdPartition
+from tiering.errors import RemoteStorageNotReadyError
+from tiering.metadata.manager import RemoteLogMetadataManager
+from tiering.metadata.segments import EpochEntry, RemoteLogSegmentMetadata
+from tiering.reading.remote_indexes import RemoteIndexes
+from tiering.reading.segment_reader import SegmentReader
+from tiering.store.direct import DirectStore
+from tiering.store.manager import RemoteStorageManager
+from tiering.tasks import planner
+
+SPLIT_BYTES_MIN = 1 << 20
+
+
+class Piece(NamedTuple):
+    """The records in [start, end), which are within [start_position, end_position) of a segment."""
+
+    segment: RemoteLogSegmentMetadata
+    start: int
+    end: int
+    start_position: int
+    end_position: int
+    url: str = ""
+
+
+class ReadPlan(NamedTuple):
+    """Pieces by offset, the offset from which only brokers have records, aborted transactions, and
+    why there is no piece (empty: clients read the store).
+    """
+
+    pieces: tuple[Piece, ...]
+    tail_offset: int
+    aborted: tuple[AbortedTransaction, ...] = ()
+    not_direct: str = ""
+
+
+def spans(
+    segment_for: Callable[[int, int], RemoteLogSegmentMetadata | None],
+    epochs: Sequence[EpochEntry],
+    log_end_offset: int,
+    start: int,
+    end: int,
+) -> list[tuple[RemoteLogSegmentMetadata, int, int]]:
+    """Returns segments with the part [from, to) of [start, end) that is read from each, as fetches
+    would; it ends where the tier has no more of the lineage.
+    """
+    bounds = planner.lineage_bounds(epochs, log_end_offset)
+    found: list[tuple[RemoteLogSegmentMetadata, int, int]] = []
+    offset = start
+    while offset < end:
+        epoch = next((epoch for epoch, first in reversed(epochs) if first <= offset), None)
+        segment = None if epoch is None else segment_for(epoch, offset)
+        if segment is None:
+            break
+        covered = planner.covered_by(segment, bounds, log_end_offset)
+        if offset not in covered:
+            break
+        stop = min(covered.stop, end)
+        found.append((segment, offset, stop))
+        offset = stop
+    return found
+
+
+def byte_range(
+    indexes: RemoteIndexes, size_bytes: int, start: int, end: int, next_offset: int
+) -> tuple[int, int]:
+    """Returns positions of whole batches that hold the records in [start, end) of a segment.
+
+    An index entry has the last offset of its batch. The first entry at or above `end - 1` may be of
+    the batch that holds it, so the range ends at the entry behind that.
+    """
+    begin = indexes.position_of(start)
+    if end >= next_offset:
+        return begin, size_bytes
+    behind = bisect_left(indexes.offsets, end - 1 - indexes.base_offset) + 1
+    return begin, indexes.positions[behind] if behind < len(indexes.positions) else size_bytes
+
+
+def cuts(indexes: RemoteIndexes, begin: int, end: int, split_bytes: int) -> list[int]:
+    """Returns positions of batches that cut [begin, end) into parts of at most `split_bytes`, as
+    far as the index has entries.
+    """
+    if split_bytes <= 0:
+        return []
+    found: list[int] = []
+    limit = begin + max(split_bytes, SPLIT_BYTES_MIN)
+    while limit < end:
+        position = indexes.last_position_within(begin, limit)
+        if position <= begin:  # no entry within: the first one behind
+            entry = bisect_left(indexes.positions, limit)
+            if entry == len(indexes.positions):
+                break
+            position = indexes.positions[entry]
+        if position >= end:
+            break
+        found.append(position)
+        begin, limit = position, position + max(split_bytes, SPLIT_BYTES_MIN)
+    return found
+
+
+class ReadPlanner:
+    """Plans for the partitions of a node; on one event loop. `aborted` finds the aborted
+    transactions of a range.
+    """
+
+    def __init__(
+        self,
+        storage: RemoteStorageManager,
+        metadata: RemoteLogMetadataManager,
+        segments: SegmentReader,
+        aborted: Callable[
+            [TopicIdPartition, Log, int, int], Awaitable[Sequence[AbortedTransaction]]
+        ],
+        url_ms: int,
+    ) -> None:
+        self._storage = storage
+        self._metadata = metadata
+        self._segments = segments
+        self._aborted = aborted
+        self._url_s = min(max(1, url_ms // 1000), 7 * 86_400)  # the most that S3 signs for
+
+    async def plan(
+        self,
+        partition: TopicIdPartition,
+        log: Log,
+        start: int,
+        end: int,
+        split_bytes: int,
+        read_committed: bool,
+    ) -> ReadPlan:
+        """Plans a read of [start, end).
+
+        Raises OffsetOutOfRangeError below the log start, RemoteStorageNotReadyError,
+        CorruptMessageError and the errors of the store.
+        """
+        store = self._storage
+        if not isinstance(store, DirectStore):
+            return ReadPlan((), start, (), "the store of this cluster gives clients no addresses")
+        if not self._metadata.is_ready(partition):
+            raise RemoteStorageNotReadyError
+        tier = self._metadata.remote_segments(partition)
+        epochs = tuple(EpochEntry(*entry) for entry in log.epochs.entries())
+        pieces: list[Piece] = []
+        for segment, first, stop in spans(
+            tier.segment_for, epochs, log.log_end_offset, start, min(end, log.high_watermark)
+        ):
+            url = await self._segments.run(
+                lambda segment=segment: store.locate(segment, self._url_s),  # type: ignore[misc]
+                segment,
+            )
+            pieces += await self._pieces(segment, first, stop, split_bytes, url)
+        tail = pieces[-1].end if pieces else start
+        aborted: Sequence[AbortedTransaction] = ()
+        if read_committed and pieces:
+            aborted = await self._aborted(partition, log, start, tail)
+        if start < log.log_start_offset:  # now, for leases: see `tiering.tasks.leases`
+            raise OffsetOutOfRangeError(
+                f"offset {start} of {partition} is below the log start {log.log_start_offset}"
+            )
+        return ReadPlan(tuple(pieces), tail, tuple(aborted))
+
+    async def _pieces(
+        self, segment: RemoteLogSegmentMetadata, first: int, stop: int, split_bytes: int, url: str
+    ) -> list[Piece]:
+        indexes = await self._segments.indexes(segment)
+        size = segment.segment_size_bytes
+        begin, finish = byte_range(indexes, size, first, stop, segment.next_offset)
+        found: list[Piece] = []
+        for position in cuts(indexes, begin, finish, split_bytes):
+            offset = await self._offset_at(segment, position)
+            if not first < offset < stop:
+                continue  # the batches before it end below the range, or all after it are above
+            found.append(Piece(segment, first, offset, begin, position, url))
+            first, begin = offset, position
+        return [*found, Piece(segment, first, stop, begin, finish, url)]
+
+    async def _offset_at(self, segment: RemoteLogSegmentMetadata, position: int) -> int:
+        storage = self._storage
+        head = await self._segments.run(
+            lambda: storage.fetch_log_segment(segment, position, position + HEADER_BYTES), segment
+        )
+        offset = read_header(head, start=position).base_offset
+        if not segment.start_offset <= offset < segment.next_offset:
+            raise CorruptMessageError(
+                f"{segment.remote_log_segment_id}: the batch at {position} has offset {offset},"
+                f" which is not within {segment.start_offset} and {segment.end_offset}"
+            )
+        return offset
