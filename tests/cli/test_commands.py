@@ -9,13 +9,13 @@ import pytest
 from typer.testing import CliRunner
 
 from tidemark.cli import session
-from tidemark.cli.consume import json_record, text_record, timestamp_of
+from tidemark.cli.consume import timestamp_of
 from tidemark.cli.dev import choose_ports, existing_cluster_id, tier_settings
 from tidemark.cli.main import app
 from tidemark.cli.output import settings_of
 from tidemark.cli.produce import split_line
 from tidemark.cli.quorum import replication_of, status_of
-from tidemark.client.models import ConsumerRecord, QuorumDescription, QuorumReplica
+from tidemark.client.models import QuorumDescription, QuorumReplica
 from tidemark.errors import ConfigError
 from tidemark.records import Record, encode_batch
 from tidemark.types import uuid_from_text
@@ -83,7 +83,7 @@ def test_format_then_info_then_refusal(properties: Path) -> None:
     assert "node 4" in runner.invoke(app, ["storage", "format", *options]).stdout
     again = runner.invoke(app, ["storage", "format", *options])
     assert again.exit_code == 1
-    assert again.stderr.startswith("tidemark: StorageError: ")
+    assert again.stderr.startswith("tidemark: ")
     assert "--ignore-formatted" in again.stderr
     assert len(again.stderr.splitlines()) == 1
     kept = runner.invoke(app, ["storage", "format", *options, "--ignore-formatted", "--json"])
@@ -115,7 +115,7 @@ def test_an_unreachable_cluster_is_one_line(monkeypatch: pytest.MonkeyPatch) -> 
         assert result.stderr.count("\n") == 1
     for wrong in ("nonsense", ",", "h:x"):
         result = runner.invoke(app, ["topics", "list", "--bootstrap-server", wrong])
-        assert result.stderr.startswith("tidemark: ConfigError: --bootstrap-server")
+        assert result.stderr.startswith("tidemark: --bootstrap-server")
 
 
 def test_options_that_exclude_each_other_are_refused() -> None:
@@ -162,7 +162,7 @@ def test_an_index_that_contradicts_its_log_fails_the_check(tmp_path: Path) -> No
     index.write_bytes((99).to_bytes(4, "big") + (0).to_bytes(4, "big"))
     result = runner.invoke(app, ["dump-log", "--verify-index-only", str(index)])
     assert result.exit_code == 1
-    assert "CorruptMessageError" in result.stderr
+    assert "(CORRUPT_MESSAGE)" in result.stderr
 
 
 def test_lines_become_keys_and_values() -> None:
@@ -178,20 +178,6 @@ def test_timestamps_are_ms_or_iso() -> None:
     assert timestamp_of("2013-07-04T02:00+02:00") == 1372896000000
     with pytest.raises(ConfigError):
         timestamp_of("tomorrow")
-
-
-def test_records_as_text_and_json() -> None:
-    record = ConsumerRecord("t", 1, 2, 3, None, b"\xff", (("h", b"x"),))
-    assert text_record(record, print_key=True) == "null\t\ufffd"
-    assert json_record(record) == {
-        "topic": "t",
-        "partition": 1,
-        "offset": 2,
-        "timestamp": 3,
-        "key": None,
-        "value": {"base64": "/w=="},
-        "headers": [["h", "x"]],
-    }
 
 
 def test_settings_are_key_and_value() -> None:

@@ -84,7 +84,7 @@ def described() -> Any:
 
 def test_all_lines_are_one_transaction(cluster: Cluster) -> None:
     result = produce("--transaction-timeout-ms", "45000", "--json", text="a\nb\nc\n")
-    assert json.loads(result.stdout) == {"topic": "events", "records": 3}
+    assert json.loads(result.stdout)["records"] == 3
     assert values(cluster) == ["a", "b", "c"]
     assert end(cluster) == 4, "one marker"
     assert (described()["state"], described()["timeout_ms"]) == ("CompleteCommit", 45_000)
@@ -133,8 +133,8 @@ def test_a_file_is_sent_in_transactions_too(cluster: Cluster, tmp_path: Path) ->
 def test_options_of_transactions_need_an_id(cluster: Cluster) -> None:
     for option in ("--messages-per-transaction", "--transaction-timeout-ms"):
         result = run("produce", "events", option, "5", code=1)
-        assert "ConfigError: transactions need a --transactional-id" in result.stderr
-    assert "ConfigError" in produce("--acks", "1", text="a\n", code=1).stderr
+        assert "tidemark: transactions need a --transactional-id" in result.stderr
+    assert "tidemark: " in produce("--acks", "1", text="a\n", code=1).stderr
     empty = run("produce", "events", "--transactional-id", "", text="a\n", code=1)
     assert "transactional.id=''" in empty.stderr, "as of a variable that is not set"
     assert values(cluster) == []

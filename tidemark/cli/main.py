@@ -1,7 +1,8 @@
 """The command `tidemark`: its groups, and its errors.
 
-A failure is one line on stderr with the error's type; `--debug` shows the traceback. The exit
-status is 1, or 2 for wrong usage, or 130 for Ctrl-C. Heavy imports happen inside the commands.
+A failure is one line on stderr, with the name that Kafka has for an error of the cluster; `--debug`
+shows the traceback. The exit status is 1, or 2 for wrong usage, or 130 for Ctrl-C. Heavy imports
+happen inside the commands.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from tidemark.cli import (
     transactions,
     verify,
 )
-from tidemark.errors import TidemarkError
+from tidemark.errors import ApiError, TidemarkError
 
 # Modules of the extra `server`; commands that run a node, or read its files, need them.
 _OF_A_NODE = {"grpc_health", "grpc_health.v1", "grpc_reflection", "immutables", "minio"}
@@ -57,8 +58,8 @@ class _Group(TyperGroup):
         except TidemarkError as error:
             if ctx.params.get("debug"):
                 raise
-            kind = type(error).__name__
-            typer.echo(f"tidemark: {kind}: {' '.join(str(error).split())}", err=True)
+            kind = f" ({error.code.name})" if isinstance(error, ApiError) else ""
+            typer.echo(f"tidemark: {' '.join(str(error).split())}{kind}", err=True)
             raise typer.Exit(1) from None
         except ModuleNotFoundError as error:
             if error.name not in _OF_A_NODE or ctx.params.get("debug"):
@@ -86,8 +87,20 @@ app = typer.Typer(
 )
 
 
+def _version(is_asked: bool) -> None:
+    if is_asked:
+        from importlib.metadata import version
+
+        typer.echo(f"tidemark {version('tidemark')}")
+        raise typer.Exit
+
+
 @app.callback()
 def options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Show the version."),
+    ] = False,
     debug: Annotated[
         bool, typer.Option("--debug", help="Show a traceback when a command fails.")
     ] = False,

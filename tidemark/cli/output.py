@@ -20,6 +20,7 @@ Bootstrap = Annotated[
     str,
     typer.Option(
         "--bootstrap-server",
+        "-b",
         help="host:port of brokers or controllers, comma-separated.",
         envvar="TIDEMARK_BOOTSTRAP_SERVER",
     ),

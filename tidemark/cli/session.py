@@ -33,8 +33,8 @@ from tidemark.cli.output import (
     print_line,
     print_table,
 )
-from tidemark.errors import ConfigError, NetworkError
-from tidemark.types import Endpoint
+from tidemark.errors import ConfigError, NetworkError, UnknownTopicOrPartitionError
+from tidemark.types import Endpoint, TopicPartition
 
 if TYPE_CHECKING:
     from tidemark.client.sync import Admin
@@ -45,6 +45,7 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Only tell what would be
 _REACH_S = 5.0
 _CONNECT_S = 2.0
 _PAUSE_S = 0.25
+_UNKNOWN_S = 3.0  # of a topic
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +137,25 @@ def check_reachable(bootstrap: str) -> None:
                 "--bootstrap-server right?"
             )
         time.sleep(_PAUSE_S)
+
+
+def known_partitions(
+    partitions_for: Callable[[str, float], list[TopicPartition]],
+    topic: str,
+    timeout_s: float | None,
+) -> list[TopicPartition]:
+    """The partitions of a topic, by a client that is asked for no longer than `timeout_s`.
+
+    Raises UnknownTopicOrPartitionError soon: nodes may lag behind a creation, but not for long.
+    """
+    limit_s = _UNKNOWN_S if timeout_s is None else min(_UNKNOWN_S, timeout_s)
+    try:
+        return partitions_for(topic, limit_s * 1000)
+    except UnknownTopicOrPartitionError:
+        raise UnknownTopicOrPartitionError(
+            f"topic {topic!r} does not exist: `tidemark topics list` names those that do, and"
+            " `tidemark topics create` makes one"
+        ) from None
 
 
 def with_session(command: Callable[..., None]) -> Callable[..., None]:

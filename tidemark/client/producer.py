@@ -384,10 +384,16 @@ class AsyncProducer(AsyncCloses):
         """Times in ms for which brokers throttled this producer, by Kafka's names."""
         return self._core.throttled.metrics("produce")
 
-    async def partitions_for(self, topic: str) -> list[TopicPartition]:
-        """The partitions of a topic. Raises UnknownTopicOrPartitionError after max.block.ms."""
+    async def partitions_for(
+        self, topic: str, timeout_ms: float | None = None
+    ) -> list[TopicPartition]:
+        """The partitions of a topic, by number.
+
+        Raises UnknownTopicOrPartitionError after `timeout_ms`, or else max.block.ms.
+        """
         self._connections.check_fork()
-        found = await self._metadata.topic(topic, self.max_block_ms)
+        limit_ms = self.max_block_ms if timeout_ms is None else timeout_ms
+        found = await self._metadata.topic(topic, limit_ms)
         return [TopicPartition(topic, number) for number in sorted(found.partitions)]
 
     def _on_metadata(self) -> None:

@@ -322,9 +322,9 @@ class Producer(Face):
         self._closed = True
         self._thread.run(close())
 
-    def partitions_for(self, topic: str) -> list[TopicPartition]:
+    def partitions_for(self, topic: str, timeout_ms: float | None = None) -> list[TopicPartition]:
         """The partitions of a topic."""
-        return self._thread.run(self._core.partitions_for(topic))
+        return self._thread.run(self._core.partitions_for(topic, timeout_ms))
 
 
 class _InThread:
