@@ -3,7 +3,8 @@
 `listeners.BrokerListeners` runs the gRPC servers. `log_service.LogService` translates wire messages
 for `log_service.RequestHandlers`: `produce.ProduceHandler`, `fetching.FetchHandler`,
 `offsets.OffsetFinder`, `record_deletion.RecordDeleter`, `producer_ids.ProducerIdManager`.
-`broker_admin` answers for the disks of this node. `fetch_session` has the partitions of a fetch.
+`broker_admin` answers for the disks of this node, `read_plans` for jobs that read the store
+themselves. `fetch_session` has the partitions of a fetch.
 `tier_reads` bounds reads from the tier, `request_memory` the bytes of requests in flight,
 `throttling.Throttling` the rates of clients. `callers` says who a client is.
 

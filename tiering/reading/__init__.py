@@ -10,9 +10,10 @@
 - `chunk_cache`: ranges of logs in memory; `index_cache`: index files on local disk.
 - `remote_indexes`: look-ups in the index files (pure).
 - `transactions`: the aborted transactions of a range.
+- `plans`: the objects and byte ranges that hold a range of records, for readers past the broker.
 
-Outsiders import only the name of the cache's directory, from `index_cache`; `tiering.manager` uses
-the rest.
+Outsiders import only the name of the cache's directory, from `index_cache`, and `node.serving` the
+plans; `tiering.manager` uses the rest.
 
 A read returns whole batches, the very bytes of the local log. Every read has a deadline, and their
 number is bounded. Memory and disk of the caches are bounded. A cancelled read does not waste its

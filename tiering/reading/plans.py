@@ -59,8 +59,9 @@ def spans(
     start: int,
     end: int,
 ) -> list[tuple[RemoteLogSegmentMetadata, int, int]]:
-    """Returns segments with the part [from, to) of [start, end) that is read from each, as fetches
-    would; it ends where the tier has no more of the lineage.
+    """Returns segments, each with the part [from, to) of [start, end) that is read from it.
+
+    It ends where the tier has no more of the lineage.
     """
     bounds = planner.lineage_bounds(epochs, log_end_offset)
     found: list[tuple[RemoteLogSegmentMetadata, int, int]] = []
@@ -84,8 +85,8 @@ def byte_range(
 ) -> tuple[int, int]:
     """Returns positions of whole batches that hold the records in [start, end) of a segment.
 
-    An index entry has the last offset of its batch. The first entry at or above `end - 1` may be of
-    the batch that holds it, so the range ends at the entry behind that.
+    An index entry has the last offset of its batch. The first entry at or above `end - 1` may
+    be that batch's own: the range ends at the entry behind it.
     """
     begin = indexes.position_of(start)
     if end >= next_offset:

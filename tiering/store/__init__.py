@@ -7,6 +7,7 @@
 - `directory`: a tier in a directory, on a network file system or for the quickstart.
 - `deadlines`: the end of HTTP calls that trickle, or hang while the node stops.
 - `s3`: a tier on S3, MinIO, or another store of S3's protocol.
+- `direct`: the protocol DirectStore, of stores that clients can read themselves.
 - `factory`: the manager that a node's configuration names.
 - `inventory`, `listing`, `verifying`: objects against the metadata (pure), lists of a store, and a
   check of every byte, for tools.

@@ -12,10 +12,11 @@
 - `recovery`: the log that the tier has, for a leader without one, pure.
 - `unrecorded`: segments in the store that the metadata does not name.
 - `rebuild`: the segments to record again where the metadata is lost, pure.
+- `leases`: the ranges that jobs hold against deletion, kept in the store.
 - `partition`: the state of one hosted partition, and the files of its segments.
 
 `tiering.manager` runs the tasks; `tiering.reading` uses `planner`, `recovery` and `unrecorded`;
-outsiders import none of it.
+outsiders import only `leases`.
 
 A segment is copied only below the last stable offset, and each copy has an id of its own. Local
 retention has a segment only after its copy is finished. The log start offset moves before a remote

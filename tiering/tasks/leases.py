@@ -106,8 +106,9 @@ class Leases:
     async def hold(
         self, partition: TopicIdPartition, lease_id: str, start: int, end: int, lease_ms: int
     ) -> int:
-        """Begins, renews (both by `lease_ms` from now on) or ends (0) a lease; returns the time
-        granted in ms, which is 0 for a store without leases.
+        """Begins or renews a lease by `lease_ms` from now on, or ends it (0).
+
+        Returns the time granted in ms, which is 0 for a store without leases.
 
         Raises InvalidRequestError, PolicyViolationError, and the errors of the store.
         """
