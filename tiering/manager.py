@@ -17,6 +17,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from uuid import UUID
 
 from commitlog.disk.files import Directory
 from commitlog.disk.os_files import open_directory
@@ -244,6 +245,15 @@ class RemoteLogManager:
             f"plan of {partition} from {start} on",
             self._plans.plan(partition, log, start, end, split_bytes, read_committed),
             *(partition, log, start),
+        )
+
+    async def urls(
+        self, partition: TopicIdPartition, log: Log, ids: Sequence[UUID]
+    ) -> Mapping[UUID, str]:
+        """Returns new URLs of the segments that the tier still has. Raises as `read`."""
+        work = self._plans.urls(partition, ids)
+        return await self._reader.guarded(
+            f"URLs of {partition}", work, partition, log, log.log_start_offset
         )
 
     def reconfigure(self, config: ServerConfig) -> None:

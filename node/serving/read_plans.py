@@ -7,7 +7,9 @@ the range is deleted for as long (`tiering.tasks.leases`).
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Protocol
+from uuid import UUID
 
 from commitlog.log.log import Log
 from node.partition.hosted import HostedPartition
@@ -39,6 +41,10 @@ class TierPlans(Protocol):
         split_bytes: int,
         read_committed: bool,
     ) -> ReadPlan: ...
+
+    async def urls(
+        self, partition: TopicIdPartition, log: Log, ids: Sequence[UUID]
+    ) -> Mapping[UUID, str]: ...
 
 
 class ReadPlans:
@@ -72,14 +78,33 @@ class ReadPlans:
             answer.lease_ms = await tier.leases.hold(
                 partition, request.lease_id, start, end, request.lease_ms
             )
+            hosted.core.check_leader()  # a former leader may have replaced the leases of the next
         if request.lease_only:
             return answer
+        if request.segment_ids:
+            return await self._urls(tier, hosted, request.segment_ids, answer)
         plan = await tier.plan_read(
             *(partition, hosted.log, start, end, request.split_bytes),
             request.isolation_level == 1,
         )
         hosted.core.check_leader()  # no other one has deleted what the plan names
         return _filled(answer, plan)
+
+    async def _urls(
+        self,
+        tier: TierPlans,
+        hosted: HostedPartition,
+        segment_ids: Sequence[bytes],
+        answer: pb.PlanReadResponse,
+    ) -> pb.PlanReadResponse:
+        if any(len(one) != 16 for one in segment_ids):
+            raise InvalidRequestError("the id of a segment has 16 bytes")
+        ids = [UUID(bytes=one) for one in segment_ids]
+        found = await tier.urls(hosted.core.identity, hosted.log, ids)
+        hosted.core.check_leader()
+        for identity, url in found.items():
+            answer.pieces.add(url=url, segment_id=identity.bytes)
+        return answer
 
 
 def _without_tier(hosted: HostedPartition) -> str:
@@ -103,6 +128,7 @@ def _filled(answer: pb.PlanReadResponse, plan: ReadPlan) -> pb.PlanReadResponse:
             last_offset=one.last_offset,
         )
     answer.tail_offset, answer.not_direct = plan.tail_offset, plan.not_direct
+    answer.more = plan.more
     return answer
 
 

@@ -1014,6 +1014,7 @@ class PlanReadRequest(_message.Message):
     LEASE_ID_FIELD_NUMBER: _builtins.int
     LEASE_MS_FIELD_NUMBER: _builtins.int
     LEASE_ONLY_FIELD_NUMBER: _builtins.int
+    SEGMENT_IDS_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     topic_id: _builtins.bytes
     """of a topic made anew: UNKNOWN_TOPIC_ID; empty: not checked"""
@@ -1031,6 +1032,10 @@ class PlanReadRequest(_message.Message):
     """from now on, at most the broker's remote.log.lease.max.ms; again: renews; 0: ends the lease"""
     lease_only: _builtins.bool
     """answer without pieces: renews or ends a lease"""
+    @_builtins.property
+    def segment_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """Instead of a plan: new URLs of these segments, in pieces without a range; one that the tier no longer has is left out."""
+
     def __init__(
         self,
         *,
@@ -1044,10 +1049,11 @@ class PlanReadRequest(_message.Message):
         lease_id: _builtins.str = ...,
         lease_ms: _builtins.int = ...,
         lease_only: _builtins.bool = ...,
+        segment_ids: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_offset", b"end_offset", "isolation_level", b"isolation_level", "lease_id", b"lease_id", "lease_ms", b"lease_ms", "lease_only", b"lease_only", "partition", b"partition", "split_bytes", b"split_bytes", "start_offset", b"start_offset", "topic", b"topic", "topic_id", b"topic_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_offset", b"end_offset", "isolation_level", b"isolation_level", "lease_id", b"lease_id", "lease_ms", b"lease_ms", "lease_only", b"lease_only", "partition", b"partition", "segment_ids", b"segment_ids", "split_bytes", b"split_bytes", "start_offset", b"start_offset", "topic", b"topic", "topic_id", b"topic_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1125,6 +1131,7 @@ class PlanReadResponse(_message.Message):
     ABORTED_FIELD_NUMBER: _builtins.int
     LEASE_MS_FIELD_NUMBER: _builtins.int
     NOT_DIRECT_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
     error_code: _errors_pb2.ErrorCode.ValueType
     """NOT_LEADER_OR_FOLLOWER, OFFSET_OUT_OF_RANGE below the log start"""
     error_message: _builtins.str
@@ -1134,6 +1141,8 @@ class PlanReadResponse(_message.Message):
     """time that was granted; 0: none, for the store keeps no leases"""
     not_direct: _builtins.str
     """set: why clients can not read the store, or the topic has no tier; no pieces then"""
+    more: _builtins.bool
+    """the tier goes on at tail_offset: ask for the rest from there"""
     @_builtins.property
     def pieces(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlanReadResponse.Piece]:
         """by offset, without a hole, from start_offset on"""
@@ -1152,10 +1161,11 @@ class PlanReadResponse(_message.Message):
         aborted: _abc.Iterable[Global___PlanReadResponse.Aborted] | None = ...,
         lease_ms: _builtins.int = ...,
         not_direct: _builtins.str = ...,
+        more: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aborted", b"aborted", "error_code", b"error_code", "error_message", b"error_message", "lease_ms", b"lease_ms", "not_direct", b"not_direct", "pieces", b"pieces", "tail_offset", b"tail_offset"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aborted", b"aborted", "error_code", b"error_code", "error_message", b"error_message", "lease_ms", b"lease_ms", "more", b"more", "not_direct", b"not_direct", "pieces", b"pieces", "tail_offset", b"tail_offset"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Protocol
+from uuid import UUID
 
 from tidemark.types import TopicIdPartition
 from tiering.metadata.segments import (
@@ -32,6 +33,10 @@ class RemoteSegments(Protocol):
 
     def __len__(self) -> int:
         """Returns the number of segments in every state but DELETE_SEGMENT_FINISHED."""
+        ...
+
+    def get(self, identity: UUID) -> RemoteLogSegmentMetadata | None:
+        """Returns the segment of this id, in any state but DELETE_SEGMENT_FINISHED."""
         ...
 
     def segments_from(self, offset: int) -> Iterator[RemoteLogSegmentMetadata]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
+from uuid import UUID
 
 from commitlog.log.log import Log
 from commitlog.types import AbortedTransaction
@@ -20,14 +21,22 @@ from tidemark.records.header import HEADER_BYTES
 from tidemark.types import TopicIdPartition
 from tiering.errors import RemoteStorageNotReadyError
 from tiering.metadata.manager import RemoteLogMetadataManager
-from tiering.metadata.segments import EpochEntry, RemoteLogSegmentMetadata
+from tiering.metadata.segments import (
+    EpochEntry,
+    RemoteLogSegmentMetadata,
+    RemoteLogSegmentState,
+)
 from tiering.reading.remote_indexes import RemoteIndexes
 from tiering.reading.segment_reader import SegmentReader
 from tiering.store.direct import DirectStore
 from tiering.store.manager import RemoteStorageManager
 from tiering.tasks import planner
 
+_FINISHED = RemoteLogSegmentState.COPY_SEGMENT_FINISHED
+
 SPLIT_BYTES_MIN = 1 << 20
+SEGMENTS_MAX = 64
+"""Segments of one plan: each may cost a read of its indexes, and an answer has a deadline."""
 
 
 class Piece(NamedTuple):
@@ -44,12 +53,15 @@ class Piece(NamedTuple):
 class ReadPlan(NamedTuple):
     """Pieces by offset, the offset from which only brokers have records, aborted transactions, and
     why there is no piece (empty: clients read the store).
+
+    With `more`, the tier goes on at the tail offset, and another plan has the rest.
     """
 
     pieces: tuple[Piece, ...]
     tail_offset: int
     aborted: tuple[AbortedTransaction, ...] = ()
     not_direct: str = ""
+    more: bool = False
 
 
 def spans(
@@ -160,13 +172,10 @@ class ReadPlanner:
         tier = self._metadata.remote_segments(partition)
         epochs = tuple(EpochEntry(*entry) for entry in log.epochs.entries())
         pieces: list[Piece] = []
-        for segment, first, stop in spans(
-            tier.segment_for, epochs, log.log_end_offset, start, min(end, log.high_watermark)
-        ):
-            url = await self._segments.run(
-                lambda segment=segment: store.locate(segment, self._url_s),  # type: ignore[misc]
-                segment,
-            )
+        limit = min(end, log.high_watermark)
+        found = spans(tier.segment_for, epochs, log.log_end_offset, start, limit)
+        for segment, first, stop in found[:SEGMENTS_MAX]:
+            url = await self._url(store, segment)
             pieces += await self._pieces(segment, first, stop, split_bytes, url)
         tail = pieces[-1].end if pieces else start
         aborted: Sequence[AbortedTransaction] = ()
@@ -176,13 +185,35 @@ class ReadPlanner:
             raise OffsetOutOfRangeError(
                 f"offset {start} of {partition} is below the log start {log.log_start_offset}"
             )
-        return ReadPlan(tuple(pieces), tail, tuple(aborted))
+        return ReadPlan(tuple(pieces), tail, tuple(aborted), more=len(found) > SEGMENTS_MAX)
+
+    async def urls(self, partition: TopicIdPartition, ids: Sequence[UUID]) -> dict[UUID, str]:
+        """Returns new URLs of segments, without those that the tier no longer has.
+
+        A lease keeps segments below the log start, of which no plan can be made any more. Raises
+        as `plan`.
+        """
+        store = self._storage
+        if not isinstance(store, DirectStore):
+            return {}
+        if not self._metadata.is_ready(partition):
+            raise RemoteStorageNotReadyError
+        tier = self._metadata.remote_segments(partition)
+        known = [found for found in map(tier.get, ids[:SEGMENTS_MAX]) if found is not None]
+        finished = [one for one in known if one.state is _FINISHED]
+        return {one.id: await self._url(store, one) for one in finished}
+
+    async def _url(self, store: DirectStore, segment: RemoteLogSegmentMetadata) -> str:
+        return await self._segments.run(lambda: store.locate(segment, self._url_s), segment)
 
     async def _pieces(
         self, segment: RemoteLogSegmentMetadata, first: int, stop: int, split_bytes: int, url: str
     ) -> list[Piece]:
-        indexes = await self._segments.indexes(segment)
         size = segment.segment_size_bytes
+        is_whole = first <= segment.start_offset and stop >= segment.next_offset
+        if is_whole and (not split_bytes or size <= max(split_bytes, SPLIT_BYTES_MIN)):
+            return [Piece(segment, first, stop, 0, size, url)]
+        indexes = await self._segments.indexes(segment)
         begin, finish = byte_range(indexes, size, first, stop, segment.next_offset)
         found: list[Piece] = []
         for position in cuts(indexes, begin, finish, split_bytes):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
+from uuid import uuid4
 
 import pytest
 
@@ -181,5 +182,46 @@ def test_a_lease_without_a_range_is_refused(tmp_path: Path) -> None:
             with pytest.raises(InvalidRequestError) as refused:
                 await world.manager.leases.hold(PARTITION, *lease)
             assert code_of(refused.value) is ErrorCode.INVALID_REQUEST
+
+    asyncio.run(test())
+
+
+def test_a_long_plan_comes_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plans, "SEGMENTS_MAX", 2)
+
+    async def test() -> None:
+        world = await tiered(tmp_path, 5)
+        found, position = [], 7
+        while (part := await plan(world, position, 105)).more:
+            assert len(part.pieces) == 2
+            found += offsets_of(part)
+            position = part.tail_offset
+        assert found + offsets_of(part) == list(range(7, 100))
+        assert part.tail_offset == 100
+
+    asyncio.run(test())
+
+
+def test_held_segments_below_the_log_start_get_new_urls(tmp_path: Path) -> None:
+    async def test() -> None:
+        world = await tiered(tmp_path, retention_ms=1_000)
+        pieces = (await plan(world, 0, 60)).pieces
+        ids = [piece.segment.id for piece in pieces]
+        await world.manager.leases.hold(PARTITION, "job", 30, 60, 50_000)
+        world.now_ms += 10_000
+        await world.once()
+        assert world.log.log_start_offset == 60
+        found = await world.manager.urls(PARTITION, world.log, [*ids, uuid4()])
+        assert found == {piece.segment.id: piece.url for piece in pieces[1:]}
+
+    asyncio.run(test())
+
+
+def test_a_plan_of_whole_segments_reads_no_index(tmp_path: Path) -> None:
+    async def test() -> None:
+        world = await tiered(tmp_path)
+        world.storage.fetch_sidecar = world.storage.fetch_index = None
+        found = await plan(world, 0, 60, 1 << 20)
+        assert [(p.start_position, p.end) for p in found.pieces] == [(0, 20), (0, 40), (0, 60)]
 
     asyncio.run(test())

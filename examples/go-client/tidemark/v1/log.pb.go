@@ -1012,8 +1012,10 @@ type PlanReadRequest struct {
 	LeaseId        string                 `protobuf:"bytes,8,opt,name=lease_id,json=leaseId,proto3" json:"lease_id,omitempty"`                       // of the job: no object of the range is deleted before the lease ends. Empty: none
 	LeaseMs        int64                  `protobuf:"varint,9,opt,name=lease_ms,json=leaseMs,proto3" json:"lease_ms,omitempty"`                      // from now on, at most the broker's remote.log.lease.max.ms; again: renews; 0: ends the lease
 	LeaseOnly      bool                   `protobuf:"varint,10,opt,name=lease_only,json=leaseOnly,proto3" json:"lease_only,omitempty"`               // answer without pieces: renews or ends a lease
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// Instead of a plan: new URLs of these segments, in pieces without a range; one that the tier no longer has is left out.
+	SegmentIds    [][]byte `protobuf:"bytes,11,rep,name=segment_ids,json=segmentIds,proto3" json:"segment_ids,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *PlanReadRequest) Reset() {
@@ -1116,6 +1118,13 @@ func (x *PlanReadRequest) GetLeaseOnly() bool {
 	return false
 }
 
+func (x *PlanReadRequest) GetSegmentIds() [][]byte {
+	if x != nil {
+		return x.SegmentIds
+	}
+	return nil
+}
+
 type PlanReadResponse struct {
 	state         protoimpl.MessageState      `protogen:"open.v1"`
 	ErrorCode     ErrorCode                   `protobuf:"varint,1,opt,name=error_code,json=errorCode,proto3,enum=tidemark.v1.ErrorCode" json:"error_code,omitempty"` // NOT_LEADER_OR_FOLLOWER, OFFSET_OUT_OF_RANGE below the log start
@@ -1125,6 +1134,7 @@ type PlanReadResponse struct {
 	Aborted       []*PlanReadResponse_Aborted `protobuf:"bytes,5,rep,name=aborted,proto3" json:"aborted,omitempty"`                          // those with records in the pieces
 	LeaseMs       int64                       `protobuf:"varint,6,opt,name=lease_ms,json=leaseMs,proto3" json:"lease_ms,omitempty"`          // time that was granted; 0: none, for the store keeps no leases
 	NotDirect     string                      `protobuf:"bytes,7,opt,name=not_direct,json=notDirect,proto3" json:"not_direct,omitempty"`     // set: why clients can not read the store, or the topic has no tier; no pieces then
+	More          bool                        `protobuf:"varint,8,opt,name=more,proto3" json:"more,omitempty"`                               // the tier goes on at tail_offset: ask for the rest from there
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1206,6 +1216,13 @@ func (x *PlanReadResponse) GetNotDirect() string {
 		return x.NotDirect
 	}
 	return ""
+}
+
+func (x *PlanReadResponse) GetMore() bool {
+	if x != nil {
+		return x.More
+	}
+	return false
 }
 
 type ProduceRequest_PartitionProduceData struct {
@@ -2742,7 +2759,7 @@ const file_tidemark_v1_log_proto_rawDesc = "" +
 	"\n" +
 	"error_code\x18\x03 \x01(\x0e2\x16.tidemark.v1.ErrorCodeR\terrorCode\x12#\n" +
 	"\rerror_message\x18\x04 \x01(\tR\ferrorMessage\x12#\n" +
-	"\rlow_watermark\x18\x05 \x01(\x03R\flowWatermark\"\xc1\x02\n" +
+	"\rlow_watermark\x18\x05 \x01(\x03R\flowWatermark\"\xe2\x02\n" +
 	"\x0fPlanReadRequest\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x19\n" +
 	"\btopic_id\x18\x02 \x01(\fR\atopicId\x12\x1c\n" +
@@ -2757,7 +2774,9 @@ const file_tidemark_v1_log_proto_rawDesc = "" +
 	"\blease_ms\x18\t \x01(\x03R\aleaseMs\x12\x1d\n" +
 	"\n" +
 	"lease_only\x18\n" +
-	" \x01(\bR\tleaseOnly\"\xfe\x04\n" +
+	" \x01(\bR\tleaseOnly\x12\x1f\n" +
+	"\vsegment_ids\x18\v \x03(\fR\n" +
+	"segmentIds\"\x92\x05\n" +
 	"\x10PlanReadResponse\x125\n" +
 	"\n" +
 	"error_code\x18\x01 \x01(\x0e2\x16.tidemark.v1.ErrorCodeR\terrorCode\x12#\n" +
@@ -2768,7 +2787,8 @@ const file_tidemark_v1_log_proto_rawDesc = "" +
 	"\aaborted\x18\x05 \x03(\v2%.tidemark.v1.PlanReadResponse.AbortedR\aaborted\x12\x19\n" +
 	"\blease_ms\x18\x06 \x01(\x03R\aleaseMs\x12\x1d\n" +
 	"\n" +
-	"not_direct\x18\a \x01(\tR\tnotDirect\x1a\xc4\x01\n" +
+	"not_direct\x18\a \x01(\tR\tnotDirect\x12\x12\n" +
+	"\x04more\x18\b \x01(\bR\x04more\x1a\xc4\x01\n" +
 	"\x05Piece\x12\x10\n" +
 	"\x03url\x18\x01 \x01(\tR\x03url\x12%\n" +
 	"\x0estart_position\x18\x02 \x01(\x03R\rstartPosition\x12!\n" +
