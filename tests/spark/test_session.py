@@ -20,29 +20,6 @@ pytestmark = pytest.mark.spark
 
 
 @pytest.fixture(scope="module")
-def spark() -> Iterator[Any]:
-    """One session for the module: starting Python workers takes seconds."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYSPARK_PYTHON", sys.executable)
-        patch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
-        from pyspark.sql import SparkSession
-
-        builder = SparkSession.builder.master("local[2]").appName("tests")
-        for key, value in {
-            "spark.ui.enabled": "false",
-            "spark.driver.bindAddress": "127.0.0.1",
-            "spark.sql.shuffle.partitions": "2",
-            "spark.ui.showConsoleProgress": "false",
-            "spark.sql.session.timeZone": "UTC",
-        }.items():
-            builder = builder.config(key, value)
-        session = builder.getOrCreate()
-        session.sparkContext.setLogLevel("OFF")
-        yield session
-        session.stop()
-
-
-@pytest.fixture(scope="module")
 def fake() -> Iterator[FakeLog]:
     """Topic t of three partitions with 100, 250 and no records."""
     logs = {TopicPartition("t", p): FakePartition() for p in range(3)}
@@ -157,3 +134,21 @@ def test_the_blocks_of_the_readme_run_as_printed(spark: Any) -> None:
             if "directory:" in text:
                 text += '    assert spark.read.parquet(f"{directory}/greetings").count() == 5\n'
             exec(compile(text, f"README.md: {section}", "exec"), names)
+
+
+def test_sql_reads_tables_and_temporary_views_of_the_format(spark: Any, fake: FakeLog) -> None:
+    given = f"OPTIONS ('bootstrap.servers' '{fake.bootstrap_servers}', subscribe 't')"
+    spark.sql(f"CREATE TEMPORARY VIEW events_view USING tidemark {given}")
+    spark.sql(f"CREATE TABLE events_table USING tidemark {given}")
+    try:
+        for name in ("events_view", "events_table"):
+            query = f"SELECT partition, count(*) FROM {name} GROUP BY partition ORDER BY partition"
+            assert [tuple(row) for row in spark.sql(query).collect()] == [(0, 100), (1, 250)]
+        ends = '{"t": {"0": 7, "1": 0, "2": 0}}'
+        query = f"SELECT count(*) FROM events_table WITH (endingOffsets '{ends}')"
+        assert spark.sql(query).first()[0] == 7
+        with pytest.raises(Exception, match="did you mean 'subscribe'"):
+            spark.sql("CREATE TABLE typo USING tidemark OPTIONS (subscirbe 't')")
+    finally:
+        spark.sql("DROP TABLE events_table")
+        spark.sql("DROP VIEW events_view")

@@ -39,6 +39,7 @@ from tidemark.spark.options import (
     parse_columns,
     parse_options,
 )
+from tidemark.spark.tables import is_table, kept_in, options_of, plain_options
 from tidemark.spark.worker import in_one_line, keep_memory
 
 if TYPE_CHECKING:
@@ -102,13 +103,12 @@ def read_partition(
     """Arrow batches of exactly the slice's offsets. Raises DataLossError."""
     if not isinstance(partition, SlicePartition):
         return  # nothing to read: Spark 4.1 passes None, 4.3 InputPartition(None)
-    from pyspark.sql.pandas.types import to_arrow_schema
-
     from tidemark.spark.slices import read_slice
+    from tidemark.spark.versions import arrow_schema
 
     keep_memory()
     with in_one_line():
-        yield from read_slice(options, partition.offsets, to_arrow_schema(schema, timezone="UTC"))
+        yield from read_slice(options, partition.offsets, arrow_schema(schema))
 
 
 class TidemarkDataSource(DataSource):  # type: ignore[misc]
@@ -121,7 +121,9 @@ class TidemarkDataSource(DataSource):  # type: ignore[misc]
     def schema(self) -> StructType:
         """The columns. Raises ConfigError for wrong options."""
         with in_one_line():
-            return source_schema(parse_columns(self.options))
+            given = plain_options(self.options)
+            schema = source_schema(parse_columns(given))
+            return kept_in(schema, given) if is_table(self.options) else schema
 
     def reader(self, schema: StructType) -> TidemarkReader:
         """A batch reader of the columns of `schema`.
@@ -129,7 +131,7 @@ class TidemarkDataSource(DataSource):  # type: ignore[misc]
         Raises ConfigError for a column that the source does not have, or of another type.
         """
         with in_one_line():
-            options = parse_options(self.options)
+            options = parse_options(options_of(self.options, schema))
             return TidemarkReader(options, checked_schema(schema))
 
     def streamReader(self, schema: StructType) -> TidemarkStreamReader:
@@ -137,7 +139,7 @@ class TidemarkDataSource(DataSource):  # type: ignore[misc]
         from tidemark.spark.stream import TidemarkStreamReader
 
         with in_one_line():
-            options = parse_options(self.options, is_stream=True)
+            options = parse_options(options_of(self.options, schema), is_stream=True)
             return TidemarkStreamReader(options, checked_schema(schema))
 
 

@@ -1,0 +1,45 @@
+"""The options of SQL tables: `CREATE TABLE ... USING tidemark OPTIONS (...)`.
+
+Spark tells a table's options to a Python data source when the table is made, beside properties of
+its own, and never again: a query's source has no options but those of its WITH. It keeps the
+schema, though. So the options are in the metadata of the first column, and go back from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+_KEY = "tidemark.options"
+_PREFIX = "option."
+
+
+def plain_options(options: Mapping[str, str]) -> Mapping[str, str]:
+    """The options as they were given: a table that is being made has them after `option.`."""
+    if not is_table(options):
+        return options
+    return {
+        key[len(_PREFIX) :]: value
+        for key, value in options.items()
+        if key.lower().startswith(_PREFIX)
+    }
+
+
+def is_table(options: Mapping[str, str]) -> bool:
+    """Whether these are the properties of a table, and not the options of a read."""
+    return any(key.lower() == "provider" for key in options)
+
+
+def kept_in(schema: StructType, options: Mapping[str, str]) -> StructType:
+    """The schema of a table, with its options."""
+    schema[0].metadata = {_KEY: dict(options)}
+    return schema
+
+
+def options_of(options: Mapping[str, str], schema: StructType) -> Mapping[str, str]:
+    """The options of a read: those of its table, if it has one, under those of the query."""
+    kept = schema[0].metadata.get(_KEY, {}) if len(schema) else {}
+    return {**kept, **plain_options(options)}
