@@ -1,8 +1,8 @@
 """The options of SQL tables: `CREATE TABLE ... USING tidemark OPTIONS (...)`.
 
-Spark tells a table's options to a Python data source when the table is made, beside properties of
-its own, and never again: a query's source has no options but those of its WITH. It keeps the
-schema, though. So the options are in the metadata of the first column, and go back from there.
+Spark tells a Python data source the options of a table when it is made, and never again. A query's
+source has only the options of its WITH. Spark keeps the schema, though: the options are in the
+metadata of its first column.
 """
 
 from __future__ import annotations

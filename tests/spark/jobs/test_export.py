@@ -40,7 +40,7 @@ def fake() -> Iterator[FakeLog]:
 
 def run(spark: Any, fake: FakeLog, directory: Path, **more: Any) -> tuple[Exported, list[Any]]:
     said: list[Progress] = []
-    options = {"batch_records": 70, "dry_run": False, "report": said.append} | more
+    options: dict[str, Any] = {"batch_records": 70, "dry_run": False, "report": said.append} | more
     done = export(spark, Source(fake.bootstrap_servers, ("x",)), str(directory), **options)
     return done, [(each.batch.number, each.records, each.left) for each in said]
 
