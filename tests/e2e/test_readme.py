@@ -243,6 +243,7 @@ HELD_BY = {
     ("Spark", "python"): wheel.test_spark_finds_the_format_by_its_name,
     ("Spark: some columns", "python"): spark_session.test_the_blocks_of_the_readme_run_as_printed,
     ("Spark: a stream", "python"): spark_session.test_the_blocks_of_the_readme_run_as_printed,
+    ("Spark: typed values", "python"): spark_session.test_the_blocks_of_the_readme_run_as_printed,
     ("Kubernetes", "bash"): helm.test_the_kubernetes_block_renders_as_printed,
 }
 

@@ -129,7 +129,7 @@ def test_the_blocks_of_the_readme_run_as_printed(spark: Any) -> None:
     log.append(records(0, 5))
     with serving({TopicPartition("greetings", 0): log}) as server:
         names: dict[str, Any] = {"spark": spark, "bootstrap_servers": server.bootstrap_servers}
-        for section in ("Spark: some columns", "Spark: a stream"):
+        for section in ("Spark: some columns", "Spark: a stream", "Spark: typed values"):
             text = block(section, "python")
             if "directory:" in text:
                 text += '    assert spark.read.parquet(f"{directory}/greetings").count() == 5\n'

@@ -10,6 +10,7 @@ and columns are those of Spark's Kafka source.
     stream               the reader of a streaming query
     stream_offsets       its offsets, and what each batch may read; pure
     slices, columns      read one slice within a task
+    values               typed values in place of bytes; value_decoders: Avro and Protobuf
     clients, worker      what a worker has: consumers between slices, errors of one line
 
 A read, or a batch of a stream, has a start and an end for each partition, fixed when it is planned.
@@ -22,3 +23,4 @@ Importing this package or `source` loads neither gRPC nor Arrow, because Spark i
 """
 
 from tidemark.spark.portable import register as register
+from tidemark.spark.values import typed as typed
