@@ -14,7 +14,6 @@ from uuid import UUID
 import pyarrow as pa
 import pytest
 from pyspark.sql.datasource import InputPartition
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import BinaryType, LongType, StringType, StructType
 
 from tests.spark.fake_log import FakeLog, FakePartition, records, serving
@@ -28,6 +27,7 @@ from tidemark.spark.options import parse_options
 from tidemark.spark.planning import plan
 from tidemark.spark.slices import ahead, read_slice
 from tidemark.spark.source import SlicePartition, TidemarkDataSource, source_schema
+from tidemark.spark.versions import arrow_schema
 from tidemark.types import TopicPartition
 
 TP = TopicPartition("t", 0)
@@ -55,7 +55,7 @@ def planned(start: int, end: int) -> OffsetRange:
 
 def rows_of(fake: FakeLog, start: int, end: int, **more: str) -> pa.Table:
     options = parse_options(options_of(fake, **more))
-    schema = to_arrow_schema(source_schema(options.columns), timezone="UTC")
+    schema = arrow_schema(source_schema(options.columns))
     batches = list(read_slice(options, planned(start, end), schema))
     return pa.Table.from_batches(batches, schema)
 
@@ -246,7 +246,7 @@ def test_a_schema_of_some_columns_is_read_as_it_is(fake: FakeLog) -> None:
     (batch,) = pa.Table.from_batches(
         source.reader(schema).read(SlicePartition(planned(7, 9)))
     ).to_batches()
-    assert batch.schema == to_arrow_schema(schema, timezone="UTC")
+    assert batch.schema == arrow_schema(schema)
     assert batch.to_pylist() == [{"offset": 7, "value": b"v7"}, {"offset": 8, "value": b"v8"}]
 
 

@@ -15,9 +15,16 @@ from typing import Any
 def register(spark: Any) -> None:
     """Registers the format `tidemark` with a session.
 
-    Where Spark finds `pyspark_tidemark` installed, it knows the format without that.
+    Where Spark finds `pyspark_tidemark` installed, it knows the format without that, and Spark 4.0
+    refuses it a second time.
     """
-    spark.dataSource.register(portable_source())
+    from pyspark.errors import AnalysisException
+
+    try:
+        spark.dataSource.register(portable_source())
+    except AnalysisException as error:
+        if "DATA_SOURCE_ALREADY_EXISTS" not in str(error):
+            raise
 
 
 def portable_source() -> type[Any]:

@@ -24,12 +24,8 @@ from tidemark.spark.offsets import split_ranges
 from tidemark.spark.options import SourceOptions
 from tidemark.spark.planning import Known, look_around, offsets_of
 from tidemark.spark.source import SlicePartition, read_partition
+from tidemark.spark.versions import limits
 from tidemark.spark.worker import in_one_line
-
-try:
-    from pyspark.sql.streaming import datasource as limits
-except ImportError:  # before Spark 4.2
-    limits = None
 
 if TYPE_CHECKING:
     import pyarrow as pa
