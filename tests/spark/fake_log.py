@@ -105,6 +105,9 @@ class FakeLog(log_pb2_grpc.LogServicer):
             )
         return answer
 
+    def PlanRead(self, request: Any, context: Any) -> Any:
+        return log_pb2.PlanReadResponse(tail_offset=request.start_offset, not_direct="no tier")
+
     def FetchStream(self, requests: Any, context: Any) -> Any:
         session = FakeSession()
         for request in requests:

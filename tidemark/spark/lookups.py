@@ -7,7 +7,9 @@ before that: nodes may lag behind a creation, but not for long.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from typing import Any, TypeVar
 
 from tidemark.client.connections import Connections, parse_bootstrap_servers
 from tidemark.client.loop_thread import Face
@@ -15,10 +17,17 @@ from tidemark.client.metadata import MetadataCache, TopicMetadata
 from tidemark.client.models import OffsetAndTimestamp
 from tidemark.client.offsets import OffsetLookup
 from tidemark.client.retry import RetryPolicy, is_retriable
-from tidemark.errors import ApiError, RequestTimedOutError, UnknownTopicOrPartitionError
+from tidemark.errors import (
+    ApiError,
+    LeaderNotAvailableError,
+    RequestTimedOutError,
+    UnknownTopicOrPartitionError,
+)
 from tidemark.spark.options import SourceOptions
 from tidemark.surroundings import make_rng
 from tidemark.types import TopicPartition
+
+T = TypeVar("T")
 
 _UNKNOWN_MS = 4_000
 _ISOLATION_LEVELS = {"read_uncommitted": 0, "read_committed": 1}
@@ -46,9 +55,9 @@ class AsyncLookups:
         self._until_s = 0.0
         self.restart()
 
-    def restart(self) -> None:
+    def restart(self, timeout_max_ms: float = math.inf) -> None:
         """Begins the time that all further questions have together; asks anew for all topics."""
-        self._until_s = self._loop.time() + self._timeout_ms / 1000
+        self._until_s = self._loop.time() + min(self._timeout_ms, timeout_max_ms) / 1000
         self._metadata.mark_stale()
 
     async def close(self) -> None:
@@ -104,6 +113,29 @@ class AsyncLookups:
                 self._raise_if_late(error)
                 await asyncio.sleep(0.1)
 
+    async def ask_leader(
+        self, tp: TopicPartition, path: str, request: Any, decode: Callable[[bytes], T]
+    ) -> T:
+        """The answer of the partition's leader; `decode` raises the error that it has.
+
+        Raises the first error that is not retriable, RequestTimedOutError at the deadline.
+        """
+        while True:
+            try:
+                self._metadata.look_up([tp.topic])
+                await self._metadata.ensure_fresh()
+                leader = self._metadata.leader(tp)
+                address = None if leader is None else self._metadata.address(leader)
+                if address is None:
+                    raise LeaderNotAvailableError(f"{tp} has no leader at the moment")
+                return await self._connections.call(
+                    *(address, path, request, decode), timeout_ms=self._left_ms()
+                )
+            except ApiError as error:
+                self._raise_if_late(error)
+                self._metadata.mark_stale()
+                await asyncio.sleep(0.1)
+
 
 class Lookups(Face):
     """The blocking form of AsyncLookups."""
@@ -125,3 +157,7 @@ class Lookups(Face):
         self, asked: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
         return self._thread.run(self._core.offsets(asked))
+
+    def run(self, work: Callable[[AsyncLookups], Coroutine[Any, Any, T]]) -> T:
+        """Runs other questions on the client's event loop."""
+        return self._thread.run(work(self._core))

@@ -11,10 +11,14 @@ import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 from tidemark.errors import ConfigError, TidemarkError
 from tidemark.types import TopicPartition
+
+if TYPE_CHECKING:
+    from tidemark.spark.direct.pieces import DirectRead
 
 EARLIEST = -2
 LATEST = -1
@@ -33,7 +37,7 @@ class OffsetRange:
 
     They are those of the topic with `topic_id`, and of leader epochs up to `leader_epoch`. The
     range was planned when the log had its end: a later epoch is that of other records. None and
-    -1 stand for any.
+    -1 stand for any. With `direct`, objects of the tier have them all.
     """
 
     topic: str
@@ -42,6 +46,7 @@ class OffsetRange:
     end: int
     topic_id: UUID | None = None
     leader_epoch: int = -1
+    direct: DirectRead | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.start <= self.end:

@@ -49,11 +49,21 @@ _KNOWN = (
     "kafka.isolation.level",
     "kafkaConsumer.pollTimeoutMs",
     "lookupTimeoutMs",
+    "direct",
+    "splitBytes",
+    "leaseMs",
     "maxOffsetsPerTrigger",
     "minOffsetsPerTrigger",
     "maxTriggerDelay",
 )
-_OF_BATCHES = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
+_OF_BATCHES = (
+    "endingOffsets",
+    "endingTimestamp",
+    "endingOffsetsByTimestamp",
+    "direct",
+    "splitBytes",
+    "leaseMs",
+)
 _OF_STREAMS = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
 _REFUSED = {
     "subscribePattern": "subscribePattern is not supported: name the topics in subscribe",
@@ -95,6 +105,9 @@ class SourceOptions:
     isolation_level: str
     poll_timeout_ms: int
     lookup_timeout_ms: int
+    direct: str = "false"
+    split_bytes: int = 128 << 20
+    lease_ms: int = 600_000
     offsets_per_trigger_max: int | None = None
     offsets_per_trigger_min: int | None = None
     trigger_delay_max_ms: int = 900_000
@@ -148,6 +161,9 @@ def parse_options(options: Mapping[str, str], *, is_stream: bool = False) -> Sou
         isolation_level=isolation,
         poll_timeout_ms=_integer(given, "kafkaConsumer.pollTimeoutMs", 120_000, 1) or 0,
         lookup_timeout_ms=_integer(given, "lookupTimeoutMs", 25_000, 1) or 0,
+        direct="false" if is_stream else _choice(given, "direct", ("auto", "true", "false")),
+        split_bytes=_integer(given, "splitBytes", 128 << 20, 1 << 20) or 0,
+        lease_ms=_integer(given, "leaseMs", 600_000, 1_000) or 0,
         offsets_per_trigger_max=_integer(given, "maxOffsetsPerTrigger", None, 1),
         offsets_per_trigger_min=_integer(given, "minOffsetsPerTrigger", None, 1),
         trigger_delay_max_ms=_duration_ms(given, "maxTriggerDelay", 900_000),

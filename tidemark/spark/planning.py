@@ -12,6 +12,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from tidemark.errors import ConfigError
+from tidemark.spark.direct.plans import directed
 from tidemark.spark.lookups import Lookups
 from tidemark.spark.offsets import (
     EARLIEST,
@@ -64,7 +65,7 @@ def plan_with(lookups: Lookups, options: SourceOptions) -> list[OffsetRange]:
         slices_min=options.slices_min,
         records_per_slice_max=options.records_per_slice_max,
     )
-    return [identified(each, known) for each in slices]
+    return directed(lookups, options, [identified(each, known) for each in slices])
 
 
 def identified(offsets: OffsetRange, known: Known) -> OffsetRange:

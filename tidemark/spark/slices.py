@@ -11,7 +11,8 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterable, Iterator
+from typing import TypeVar
 
 import pyarrow as pa
 
@@ -29,6 +30,8 @@ from tidemark.spark.columns import SliceColumns
 from tidemark.spark.offsets import DataLossError, OffsetRange
 from tidemark.spark.options import SourceOptions
 
+T = TypeVar("T")
+
 logger = logging.getLogger(__name__)
 
 _READY_MAX = 2
@@ -44,6 +47,11 @@ def read_slice(
 
     Raises DataLossError, and RequestTimedOutError if nothing comes for kafkaConsumer.pollTimeoutMs.
     """
+    if offsets.direct is not None:
+        from tidemark.spark.direct.reading import read_direct
+
+        yield from read_direct(options, offsets, schema)
+        return
     with CLIENTS.borrowed(options) as consumer:
         yield from ahead(slice_batches(consumer, options, offsets, schema))
 
@@ -166,12 +174,12 @@ class _Ended:
         self.error = error
 
 
-def ahead(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def ahead(batches: Iterable[T]) -> Generator[T]:
     """The same batches, made in a thread up to `_READY_MAX` ahead of the consumer.
 
     An error is raised after the batches before it. The thread ends if the consumer stops early.
     """
-    ready: queue.Queue[pa.RecordBatch | _Ended] = queue.Queue(_READY_MAX)
+    ready: queue.Queue[T | _Ended] = queue.Queue(_READY_MAX)
     stopped = threading.Event()
 
     def make() -> None:

@@ -1,0 +1,149 @@
+"""Gets byte ranges of objects: by http(s) with a presigned URL, or from a file of a shared
+directory.
+
+The bytes go straight into the buffer of the caller. A store that is overloaded or breaks a
+connection is asked again after a random exponential wait, as the brokers do. What a URL means to
+its store, only its first answer tells: 403 is mostly one that has expired.
+"""
+
+from __future__ import annotations
+
+import http.client
+import os
+import random
+import ssl
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from urllib.parse import SplitResult, urlsplit
+from urllib.request import url2pathname
+
+from tidemark.errors import TidemarkError
+
+_TIMEOUT_S = 20.0
+_TRIES = 5
+_FIRST_WAIT_S = 0.1
+_OVERLOADED = frozenset((408, 429, 500, 502, 503, 504))
+_FORBIDDEN = 403
+
+
+class ObjectUnreadableError(TidemarkError):
+    """An object, or a part of it, that the store does not give."""
+
+
+class UrlExpiredError(ObjectUnreadableError):
+    """A URL that the store refuses, and of which a new one may work."""
+
+
+class _BusyError(Exception):
+    """An answer or a failure after which the store is asked again."""
+
+
+class Objects:
+    """Reads objects for one slice, over one connection; used by one thread."""
+
+    def __init__(self, sleep: Callable[[float], None] = time.sleep, tries: int = _TRIES) -> None:
+        self._sleep = sleep
+        self._tries = tries
+        self._connection: http.client.HTTPConnection | None = None
+        self._server = ("", "")
+        self.bytes_in = 0
+
+    def read(self, url: str, position: int, into: memoryview) -> None:
+        """Fills the buffer with the bytes of an object from `position` on.
+
+        Raises UrlExpiredError, and ObjectUnreadableError if the store has no such bytes or does not
+        answer.
+        """
+        parts = urlsplit(url)
+        if parts.scheme == "file":
+            _read_file(url2pathname(parts.path), position, into)
+        elif parts.scheme in ("http", "https") and parts.hostname:
+            self._read_http(parts, position, into)
+        else:
+            raise ObjectUnreadableError(f"a URL of scheme {parts.scheme!r} can not be read")
+        self.bytes_in += len(into)
+
+    def close(self) -> None:
+        """Closes the connection."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def _read_http(self, parts: SplitResult, position: int, into: memoryview) -> None:
+        for attempt in range(1, self._tries + 1):
+            try:
+                self._get(parts, position, into)
+                return
+            except (_BusyError, OSError, http.client.HTTPException) as error:
+                self.close()
+                if attempt == self._tries or isinstance(error, ssl.SSLCertVerificationError):
+                    raise ObjectUnreadableError(f"{_shown(parts)}: {error!r}") from error
+            except BaseException:
+                self.close()  # the rest of the answer is in its way
+                raise
+            self._sleep(_FIRST_WAIT_S * 2**attempt * random.uniform(0.5, 1))
+
+    def _get(self, parts: SplitResult, position: int, into: memoryview) -> None:
+        connection = self._to(parts)
+        target = f"{parts.path}?{parts.query}" if parts.query else parts.path
+        last = position + len(into) - 1
+        connection.request("GET", target, headers={"Range": f"bytes={position}-{last}"})
+        answer = connection.getresponse()
+        if answer.status != 206:
+            reason = answer.read(2_000).decode("utf-8", "replace")
+            self.close()
+            text = f"{_shown(parts)}: {answer.status} {answer.reason} {reason}"
+            if answer.status in _OVERLOADED:
+                raise _BusyError(text)
+            if answer.status == _FORBIDDEN:
+                raise UrlExpiredError(text)
+            raise ObjectUnreadableError(text)
+        if answer.length != len(into):
+            raise ObjectUnreadableError(
+                f"{_shown(parts)}: {answer.length} bytes from {position} on, not {len(into)}"
+            )
+        got = 0
+        while got < len(into):
+            count = answer.readinto(into[got:])
+            if not count:
+                raise _BusyError(f"the answer ended after {got} of {len(into)} bytes")
+            got += count
+        answer.read()  # its end, so that the connection can be used again
+
+    def _to(self, parts: SplitResult) -> http.client.HTTPConnection:
+        if self._connection is not None and self._server == (parts.scheme, parts.netloc):
+            return self._connection
+        self.close()
+        host, port = parts.hostname or "", parts.port
+        if parts.scheme == "https":
+            context = ssl.create_default_context()
+            self._connection = http.client.HTTPSConnection(
+                host, port, timeout=_TIMEOUT_S, context=context
+            )
+        else:
+            self._connection = http.client.HTTPConnection(host, port, timeout=_TIMEOUT_S)
+        self._server = parts.scheme, parts.netloc
+        return self._connection
+
+
+def _shown(parts: SplitResult) -> str:
+    """The URL without its signature, which gives the right to read."""
+    return f"{parts.scheme}://{parts.netloc}{parts.path}"
+
+
+def _read_file(path: str, position: int, into: memoryview) -> None:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+        try:
+            got = 0
+            while got < len(into):
+                count = os.preadv(descriptor, [into[got:]], position + got)
+                if not count:
+                    raise ObjectUnreadableError(f"{path} ends at byte {position + got}")
+                got += count
+        finally:
+            with suppress(OSError):
+                os.close(descriptor)
+    except OSError as error:
+        raise ObjectUnreadableError(f"{path}: {error.strerror}") from error

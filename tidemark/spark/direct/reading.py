@@ -1,0 +1,196 @@
+"""Reads a slice of the tier within a task: objects in, Arrow batches in Spark's schema out.
+
+Ranges of `RANGE_BYTES` are read ahead in a thread, into a few buffers that are used again. Whatever
+hinders a direct read leads to the brokers, from the offset on that is read next. They have the
+records, or tell exactly what is lost. A URL that has expired is replaced by a new one first.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from queue import Empty, SimpleQueue
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from tidemark.errors import ApiError, CorruptMessageError
+from tidemark.spark.clients import CLIENTS
+from tidemark.spark.columns import SliceColumns
+from tidemark.spark.direct.batches import AbortedBatches, PieceCheck, size_of_first
+from tidemark.spark.direct.leases import LEASES, KeptLeases
+from tidemark.spark.direct.objects import Objects, ObjectUnreadableError, UrlExpiredError
+from tidemark.spark.direct.pieces import ObjectPiece
+from tidemark.spark.direct.plans import new_urls
+from tidemark.spark.offsets import OffsetRange
+from tidemark.spark.options import SourceOptions
+from tidemark.spark.slices import ahead, slice_batches
+
+logger = logging.getLogger(__name__)
+
+RANGE_BYTES = 8 << 20
+
+_GRAIN_BYTES = 1 << 20
+
+RenewUrls = Callable[[SourceOptions, OffsetRange, Sequence[ObjectPiece]], Sequence[ObjectPiece]]
+
+
+class Chunk(NamedTuple):
+    """Whole batches of a piece, the offset after them, and the buffer that is free once they are
+    decoded.
+    """
+
+    piece: ObjectPiece
+    content: memoryview
+    next_offset: int
+    buffer: bytearray
+
+
+class Buffers:
+    """Buffers of a slice; those given back are used again."""
+
+    def __init__(self) -> None:
+        self._free: SimpleQueue[bytearray] = SimpleQueue()
+        self.made = 0
+
+    def take(self, size_bytes: int) -> bytearray:
+        """A buffer of at least this size."""
+        try:
+            while len(found := self._free.get_nowait()) < size_bytes:
+                continue
+        except Empty:
+            self.made += 1
+            return bytearray((size_bytes // _GRAIN_BYTES + 1) * _GRAIN_BYTES)
+        return found
+
+    def give(self, buffer: bytearray) -> None:
+        self._free.put(buffer)
+
+
+def read_direct(
+    options: SourceOptions, offsets: OffsetRange, schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    """Arrow batches of the records in the range, as `tidemark.spark.slices.read_slice`."""
+    yield from ahead(DirectSlice(options, offsets, schema).batches())
+
+
+class DirectSlice:
+    """The read of one slice: where it is, and the pieces that are left."""
+
+    def __init__(
+        self,
+        options: SourceOptions,
+        offsets: OffsetRange,
+        schema: pa.Schema,
+        *,
+        renew_urls: RenewUrls = new_urls,
+        leases: KeptLeases | None = None,
+    ) -> None:
+        assert offsets.direct is not None
+        self._options = options
+        self._offsets = offsets
+        self._schema = schema
+        self._renew_urls = renew_urls
+        self._leases = leases or LEASES
+        self._aborted = AbortedBatches(offsets.direct.aborted)
+        self._position = offsets.start
+        self._pieces: Sequence[ObjectPiece] = offsets.direct.pieces
+        self._renewed_at = -1
+        self.buffers = Buffers()
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Arrow batches of the records, from objects as far as they can be read.
+
+        Raises the errors of `tidemark.spark.slices.slice_batches`, and CorruptMessageError for
+        records that can not be decoded.
+        """
+        while self._pieces:
+            yield from self._of_objects()
+        if self._position < self._offsets.end:
+            rest = replace(self._offsets, start=self._position, direct=None)
+            with CLIENTS.borrowed(self._options) as consumer:
+                yield from slice_batches(consumer, self._options, rest, self._schema)
+
+    def _of_objects(self) -> Iterator[pa.RecordBatch]:
+        """Batches of the pieces; then there are no more of them, or others."""
+        chunks = ahead(chunks_of(self._pieces, self._offsets.leader_epoch, self.buffers))
+        piece, columns = None, SliceColumns(self._offsets, self._schema)
+        try:
+            while (chunk := self._next(chunks)) is not None:
+                if chunk.piece is not piece:  # another lineage may go on behind its end
+                    piece = chunk.piece
+                    end = min(piece.end, self._offsets.end)
+                    columns = SliceColumns(replace(self._offsets, end=end), self._schema)
+                content = memoryview(self._aborted.removed(chunk.content))
+                yield from columns.batches(content, self._position)
+                self._position = max(self._position, min(chunk.next_offset, piece.end))
+                self.buffers.give(chunk.buffer)
+        finally:
+            chunks.close()
+
+    def _next(self, chunks: Iterator[Chunk]) -> Chunk | None:
+        """The next chunk. None at the end of the pieces, and after a failure, which leaves those
+        that are read then.
+        """
+        self._leases.touch(self._options, self._offsets)
+        try:
+            chunk = next(chunks, None)
+        except UrlExpiredError as error:
+            logger.info("%s: %s", self._offsets.topic_partition, error)
+            self._pieces = self._with_new_urls()
+            return None
+        except (ObjectUnreadableError, CorruptMessageError) as error:
+            logger.warning(
+                "%s: the rest of %d to %d, from %d on, is read from the brokers: %s",
+                *(self._offsets.topic_partition, self._offsets.start, self._offsets.end - 1),
+                *(self._position, error),
+            )
+            chunk = None
+        if chunk is None:
+            self._pieces = ()
+        return chunk
+
+    def _with_new_urls(self) -> Sequence[ObjectPiece]:
+        """The pieces that are left, none if a new URL is refused, too."""
+        if self._renewed_at == self._position:
+            return ()
+        self._renewed_at = self._position
+        left = [piece for piece in self._pieces if piece.end > self._position]
+        try:
+            return self._renew_urls(self._options, self._offsets, left)
+        except ApiError as error:
+            logger.warning("%s: no new URL: %s", self._offsets.topic_partition, error)
+            return ()
+
+
+def chunks_of(pieces: Sequence[ObjectPiece], epoch_max: int, buffers: Buffers) -> Iterator[Chunk]:
+    """Chunks of whole batches in the order of their offsets.
+
+    Raises ObjectUnreadableError, and CorruptMessageError for bytes that contradict the plan.
+    """
+    objects = Objects()
+    try:
+        for piece in pieces:
+            yield from _chunks_of_piece(objects, piece, epoch_max, buffers)
+    finally:
+        objects.close()
+
+
+def _chunks_of_piece(
+    objects: Objects, piece: ObjectPiece, epoch_max: int, buffers: Buffers
+) -> Iterator[Chunk]:
+    """Chunks of one piece; a batch that a range cuts begins the next one."""
+    check = PieceCheck(piece, epoch_max)
+    position, rest = piece.start_position, b""
+    while position < piece.end_position and check.next_offset < piece.end:
+        wanted = max(RANGE_BYTES, size_of_first(memoryview(rest)) - len(rest))
+        size = min(wanted, piece.end_position - position)
+        buffer = buffers.take(len(rest) + size)
+        view = memoryview(buffer)[: len(rest) + size]
+        view[: len(rest)] = rest
+        objects.read(piece.url, position, view[len(rest) :])
+        end = check.whole_batches(view)
+        rest, position = bytes(view[end:]), position + size
+        yield Chunk(piece, view[:end], check.next_offset, buffer)
+    check.finish()
