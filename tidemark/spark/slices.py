@@ -12,6 +12,7 @@ import queue
 import threading
 import time
 from collections.abc import Generator, Iterable, Iterator
+from contextlib import suppress
 from typing import TypeVar
 
 import pyarrow as pa
@@ -203,8 +204,6 @@ def ahead(batches: Iterable[T]) -> Generator[T]:
     finally:
         stopped.set()
         while thread.is_alive():
-            try:
-                ready.get(timeout=0.05)
-            except queue.Empty:
-                continue
-        thread.join()
+            with suppress(queue.Empty):
+                ready.get_nowait()  # makes room for a batch that the thread holds
+            thread.join(0.02)

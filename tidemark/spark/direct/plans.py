@@ -22,7 +22,7 @@ from tidemark.errors import (
     error_for,
 )
 from tidemark.spark.direct.objects import Objects, ObjectUnreadableError
-from tidemark.spark.direct.pieces import Aborted, ReadLease, ObjectPiece, direct_slices, is_sound
+from tidemark.spark.direct.pieces import Aborted, ObjectPiece, ReadLease, direct_slices, is_sound
 from tidemark.spark.lookups import AsyncLookups, Lookups
 from tidemark.spark.offsets import OffsetRange
 from tidemark.spark.options import SourceOptions

@@ -1,0 +1,230 @@
+"""Slices of the tier, read from a store of objects: exact, past the brokers, and around every
+hindrance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from tests.spark.direct.store import FakeTier, tiered
+from tidemark.errors import CorruptMessageError
+from tidemark.spark.direct import reading
+from tidemark.spark.direct.batches import PieceCheck
+from tidemark.spark.direct.leases import KeptLeases
+from tidemark.spark.direct.objects import Objects, ObjectUnreadableError, UrlExpiredError
+from tidemark.spark.direct.pieces import ReadLease
+from tidemark.spark.direct.reading import DirectSlice
+from tidemark.spark.offsets import DataLossError, OffsetRange
+from tidemark.spark.planning import plan
+from tidemark.spark.slices import read_slice
+from tidemark.spark.source import source_schema
+
+SCHEMA = to_arrow_schema(source_schema(("offset", "value")), timezone="UTC")
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeTier]:
+    """Offsets 0 to 149 are in three objects and on the broker, 150 to 199 on the broker alone."""
+    with tiered() as made:
+        yield made
+
+
+def planned(fake: FakeTier, start: int, end: int, **more: str) -> list[OffsetRange]:
+    limits = {
+        "startingOffsets": f'{{"t":{{"0":{start},"1":0}}}}',
+        "endingOffsets": f'{{"t":{{"0":{end},"1":0}}}}',
+    }
+    return plan(fake.options(**limits, **more))
+
+
+def offsets_of(fake: FakeTier, slices: list[OffsetRange], **more: str) -> list[int]:
+    options = fake.options(**more)
+    batches = [batch for each in slices for batch in read_slice(options, each, SCHEMA)]
+    rows = pa.Table.from_batches(batches, SCHEMA)
+    assert rows["value"].to_pylist() == [f"v{o}".encode() for o in rows["offset"].to_pylist()]
+    return list(rows["offset"].to_pylist())
+
+
+@pytest.mark.parametrize("range_bytes", [300, 1 << 20])
+def test_every_range_is_read_exactly_and_the_cold_part_from_no_broker(
+    fake: FakeTier, monkeypatch: pytest.MonkeyPatch, range_bytes: int
+) -> None:
+    monkeypatch.setattr(reading, "RANGE_BYTES", range_bytes)
+    for start, end in ((0, 200), (13, 14), (49, 51), (7, 143), (149, 151)):
+        slices = planned(fake, start, end)
+        fake.served = 0
+        cold = [each for each in slices if each.direct]
+        assert offsets_of(fake, cold) == list(range(start, min(end, 150)))
+        assert fake.served == 0
+        assert offsets_of(fake, slices) == list(range(start, end))
+
+
+def test_buffers_are_used_again(fake: FakeTier, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "RANGE_BYTES", 300)
+    (slice_,) = planned(fake, 0, 150)
+    read = DirectSlice(fake.options(), slice_, SCHEMA)
+    assert sum(batch.num_rows for batch in read.batches()) == 150
+    assert read.buffers.made <= 6 < len(fake.store.ranges)
+
+
+def test_a_piece_ends_where_another_lineage_goes_on(fake: FakeTier) -> None:
+    """The old leader's segment reaches beyond the offset from which the new one's is read."""
+    first, second, third = fake.pieces(0, 150)
+    fake.store.objects["segment-1"] = b"".join(fake.log.batches[4:9])
+    second = second._replace(start=40, end_position=len(fake.store.objects["segment-1"]))
+    (slice_,) = planned(fake, 0, 150)
+    assert slice_.direct is not None
+    pieces = (first._replace(end=40), second, third)
+    moved = slice_.direct._replace(pieces=pieces)
+    object.__setattr__(slice_, "direct", moved)
+    assert offsets_of(fake, [slice_]) == list(range(150))
+    assert fake.served == 0
+
+
+@pytest.mark.parametrize("answers", [[503, 500, "cut", 429], ["cut", "cut"]])
+def test_a_busy_store_is_asked_again(fake: FakeTier, answers: list[int | str]) -> None:
+    waits: list[float] = []
+    fake.store.next_answers = list(answers)
+    objects, into = Objects(waits.append), memoryview(bytearray(50))
+    objects.read(fake.store.url("segment-0"), 20, into)
+    assert bytes(into) == fake.store.objects["segment-0"][20:70]
+    assert len(waits) == len(answers) and waits == sorted(waits)
+    objects.close()
+
+
+def test_what_a_store_refuses_is_told_apart_and_shows_no_signature(fake: FakeTier) -> None:
+    objects, into = Objects(lambda _: None), memoryview(bytearray(50))
+    url = fake.store.url("segment-0")
+    fake.store.signature = "s=2"
+    with pytest.raises(UrlExpiredError, match="403") as expired:
+        objects.read(url, 0, into)
+    assert "s=1" not in str(expired.value)
+    size = len(fake.store.objects["segment-0"])
+    for name, position in (("gone", 0), ("segment-0", size - 10)):
+        with pytest.raises(ObjectUnreadableError):
+            objects.read(fake.store.url(name), position, into)
+    fake.store.next_answers = [500] * 5
+    with pytest.raises(ObjectUnreadableError, match="500"):
+        objects.read(fake.store.url("segment-0"), 0, into)
+    for bad in ("ftp://h/x", "http:///x", "file:///no/such/file"):
+        with pytest.raises(ObjectUnreadableError):
+            objects.read(bad, 0, into)
+    objects.read(fake.store.url("segment-0"), 0, into)
+    objects.close()
+
+
+def test_an_expired_url_is_replaced_by_a_new_one(
+    fake: FakeTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "RANGE_BYTES", 100)
+    slices = planned(fake, 3, 150)
+    rows: list[int] = []
+    for batch in read_slice(fake.options(), slices[0], SCHEMA):
+        rows += batch["offset"].to_pylist()
+        if rows[-1] > 60:
+            fake.store.signature = "s=2"
+    assert rows == list(range(3, 150))
+    assert fake.served == 0
+    assert [len(one.segment_ids) for one in fake.asked if one.segment_ids] in ([2], [1])
+
+
+def test_where_no_new_url_helps_the_brokers_do(fake: FakeTier) -> None:
+    slices = planned(fake, 3, 150)
+    fake.store.signature = "s=2"
+    refused = DirectSlice(fake.options(), slices[0], SCHEMA, renew_urls=lambda *a: a[2])
+    rows = [o for batch in refused.batches() for o in batch["offset"].to_pylist()]
+    assert rows == list(range(3, 150)) and fake.served > 0
+    fake.not_direct = "switched off"
+    assert offsets_of(fake, slices) == list(range(3, 150))
+    fake.not_direct, fake.error_code = "", 42
+    assert offsets_of(fake, slices) == list(range(3, 150))
+
+
+def test_an_object_that_is_gone_is_loss_only_if_the_log_lost_it(fake: FakeTier) -> None:
+    slices = planned(fake, 0, 150)
+    del fake.store.objects["segment-1"]
+    assert offsets_of(fake, slices) == list(range(150))
+    fake.log.log_start_offset = 90
+    with pytest.raises(DataLossError, match="offset 50 of 50 to 149 is not in the log"):
+        offsets_of(fake, slices)
+    rest = offsets_of(fake, slices, failOnDataLoss="false")
+    assert rest == [*range(50), *range(90, 150)]
+
+
+def test_a_damaged_object_changes_nothing_for_the_brokers_are_asked_for_the_rest(
+    fake: FakeTier,
+) -> None:
+    (slice_,) = planned(fake, 0, 150)
+    for number, position in ((0, 7), (0, 400), (1, 500), (2, -1), (2, None)):
+        name = f"segment-{number}"
+        sound = fake.store.objects[name]
+        damaged = bytearray(sound)
+        if position is None:
+            damaged = damaged[:-5]
+        else:
+            damaged[position] ^= 1
+        fake.store.objects[name], fake.served = bytes(damaged), 0
+        assert offsets_of(fake, [slice_]) == list(range(150)), position
+        assert fake.served > 0
+        fake.store.objects[name] = sound
+
+
+def test_no_bit_of_a_batch_can_change_without_notice(fake: FakeTier) -> None:
+    """Not even those of base offset, length and leader epoch, which no CRC covers."""
+    piece = fake.pieces(3, 50)[0]
+    sound = fake.store.objects["segment-0"]
+    size = len(fake.log.batches[0])
+
+    def check(content: bytes) -> None:
+        read = PieceCheck(piece, epoch_max=0)
+        if read.whole_batches(memoryview(content)) < len(content):
+            raise CorruptMessageError("a rest")
+        read.finish()
+
+    check(sound)
+    for position in (*range(size + 61), *range(len(sound) - size, len(sound) - size + 61)):
+        for bit in range(8):
+            damaged = bytearray(sound)
+            damaged[position] ^= 1 << bit
+            with pytest.raises(CorruptMessageError):
+                check(bytes(damaged))
+    with pytest.raises(CorruptMessageError):
+        check(sound[size:])  # begins above the start
+    with pytest.raises(CorruptMessageError):
+        check(sound[: -len(fake.log.batches[4])])
+
+
+def test_a_reader_that_stops_early_leaves_no_thread(fake: FakeTier) -> None:
+    import threading
+
+    (slice_,) = planned(fake, 0, 150)
+    before = threading.active_count()
+    rows = read_slice(fake.options(), slice_, SCHEMA)
+    next(iter(rows))
+    rows.close()  # type: ignore[attr-defined]
+    assert threading.active_count() <= before + 1  # the loop of the store's connection
+
+
+def test_a_lease_is_renewed_each_third_of_its_time_whoever_reads() -> None:
+    now, renewed = [0.0], []
+    leases = KeptLeases(
+        lambda _, offsets, lease: renewed.append((now[0], offsets.partition, lease.id)),
+        lambda: now[0],
+        lambda work: work(),
+    )
+    with tiered() as fake:
+        options = fake.options()
+        (one,) = planned(fake, 0, 150)
+    assert one.direct is not None
+    direct = one.direct._replace(lease=ReadLease("a", 0, 150, 300, 0))
+    object.__setattr__(one, "direct", direct)
+    for now[0] in range(0, 420, 20):
+        leases.touch(options, one)
+    assert renewed == [(100, 0, "a"), (200, 0, "a"), (300, 0, "a"), (400, 0, "a")]
+    object.__setattr__(one, "direct", direct._replace(lease=None))
+    leases.touch(options, one)
+    assert len(renewed) == 4
