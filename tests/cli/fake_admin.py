@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -207,3 +208,10 @@ def entry(name: str, value: str, source: str, *synonyms: tuple[str, str]) -> Con
     """A setting; `synonyms` are (value, source) below the effective one."""
     others = tuple(ConfigSynonym(name, v, s) for v, s in ((value, source), *synonyms))
     return ConfigEntry(name, value, source, False, "STRING", "what it means", others)
+
+
+def is_refusal(told: str) -> bool:
+    """Whether a command said, in one line, why it does not take its arguments: no traceback, and no
+    code of an error of the cluster.
+    """
+    return re.fullmatch(r"tidemark: [^\n]+(?<!\))\n", told) is not None

@@ -136,7 +136,7 @@ def test_records_that_are_refused_are_counted_and_fail_the_command(
     shown = json.loads(result.stdout)
     assert (shown["records"], shown["failed"]) == (3000 - 1024, 1024)
     assert "1024 records were not acknowledged" in result.stderr
-    assert "NotEnoughReplicasError: one of two" in result.stderr
+    assert "one of two (NOT_ENOUGH_REPLICAS)" in result.stderr
 
 
 class TransactionalProducer(FakeProducer):
@@ -194,7 +194,7 @@ def test_a_transaction_that_fails_fails_the_command(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(TransactionalProducer, "failing", 1)
     result, producer = perf_in_transactions(monkeypatch, "--transactional-id", "me")
     assert result.exit_code == 1
-    assert "ProducerFencedError: another one came" in result.stderr
+    assert "another one came (PRODUCER_FENCED)" in result.stderr
     assert producer.done.count("commit") == 1
 
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.cli.fake_admin import FakeAdmin
+from tests.cli.fake_admin import FakeAdmin, is_refusal
 from tests.cli.test_operator_commands import admin as admin
 from tests.cli.test_operator_commands import call
 from tidemark.quotas.entities import QuotaEntity, QuotaFilter
@@ -70,5 +70,5 @@ def test_quotas_are_set_and_removed(admin: FakeAdmin) -> None:
 def test_wrong_options_are_refused_before_anything_is_sent(
     admin: FakeAdmin, wrong: list[str]
 ) -> None:
-    assert "ConfigError" in call("quotas", "alter", *wrong, exit_code=1)
+    assert is_refusal(call("quotas", "alter", *wrong, exit_code=1))
     assert admin.calls == []

@@ -134,7 +134,7 @@ def test_a_transactional_id_is_described_with_or_without_an_open_transaction(adm
     assert read("describe", "--transactional-id", "idle")["duration_ms"] is None
     assert run("describe", "--transactional-id", "idle").splitlines()[1].endswith("60000\t-\t-")
     error = run("describe", "--transactional-id", "no", code=1)
-    assert "TransactionalIdNotFoundError" in error
+    assert "(TRANSACTIONAL_ID_NOT_FOUND)" in error
 
 
 def test_producers_of_a_partition_are_shown_with_dashes_for_what_they_lack(admin: Fake) -> None:
@@ -169,13 +169,13 @@ def test_an_abort_that_names_no_one_transaction_is_refused(
     admin: Fake, wrong: tuple[str, ...]
 ) -> None:
     error = run("abort", "--topic", "events", "--partition", "1", *wrong, code=1)
-    assert "ConfigError" in error and "--coordinator-epoch" in error
+    assert "--coordinator-epoch" in error
     assert admin.transactions.changed == []
 
 
 def test_an_abort_where_nothing_is_open_says_how_to_look(admin: Fake) -> None:
     error = run("abort", "--topic", "events", "--partition", "1", "--start-offset", "5", code=1)
-    assert "InvalidTxnStateError" in error and "describe-producers --topic events" in error
+    assert "(INVALID_TXN_STATE)" in error and "describe-producers --topic events" in error
     assert admin.transactions.changed == []
 
 
@@ -224,4 +224,4 @@ def test_a_transactional_id_is_terminated_by_force(admin: Fake) -> None:
     assert "fenced" in run("force-terminate", "--transactional-id", "pay")
     assert admin.transactions.changed == ["pay"]
     error = run("force-terminate", "--transactional-id", "no", code=1)
-    assert "TransactionalIdNotFoundError" in error
+    assert "(TRANSACTIONAL_ID_NOT_FOUND)" in error

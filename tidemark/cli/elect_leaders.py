@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tidemark.cli.output import read_text
+from tidemark.cli.output import read_text, reason_of
 from tidemark.cli.session import Session, with_session
 from tidemark.errors import ConfigError, ElectionNotNeededError
 
@@ -69,7 +69,7 @@ def result_of(error: ApiError | None) -> str:
         return "elected"
     if isinstance(error, ElectionNotNeededError):
         return "not needed"
-    return f"{type(error).__name__}: {error}"
+    return reason_of(error)
 
 
 def _failed(error: ApiError | None) -> bool:

@@ -1,50 +1,81 @@
 """The command `tidemark`: its groups, and its errors.
 
 A failure is one line on stderr, with the name that Kafka has for an error of the cluster; `--debug`
-shows the traceback. The exit status is 1, or 2 for wrong usage, or 130 for Ctrl-C. Heavy imports
-happen inside the commands.
+shows the traceback. The exit status is 1, or 2 for wrong usage, or 130 for Ctrl-C. The module of a
+command is imported when the command is asked for, and heavy imports happen inside the commands.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator, Mapping
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
+from typer.main import get_command, get_group
 
-from tidemark.cli import (
-    brokers,
-    cluster,
-    completion,
-    configs,
-    consume,
-    delete_records,
-    dev,
-    dump_log,
-    elect_leaders,
-    features,
-    get_offsets,
-    groups,
-    log_dirs,
-    metadata,
-    perf,
-    produce,
-    quorum,
-    quotas,
-    reassign,
-    server,
-    spark,
-    storage,
-    tier,
-    topics,
-    transactions,
-    verify,
-)
-from tidemark.errors import ApiError, TidemarkError
+from tidemark.cli.output import reason_of
+from tidemark.errors import TidemarkError
 
 # Modules of the extra `server`; commands that run a node, or read its files, need them.
 _OF_A_NODE = {"grpc_health", "grpc_health.v1", "grpc_reflection", "immutables", "minio"}
+
+
+_GROUPS = (
+    "storage",
+    "topics",
+    "quorum",
+    "log-dirs",
+    "metadata",
+    "cluster",
+    "brokers",
+    "configs",
+    "reassign",
+    "features",
+    "quotas",
+    "groups",
+    "transactions",
+    "perf",
+    "tier",
+    "spark",
+)
+_COMMANDS = (
+    "elect-leaders",
+    "server",
+    "dev",
+    "produce",
+    "consume",
+    "get-offsets",
+    "delete-records",
+    "dump-log",
+    "verify",
+    "completion",
+)
+
+
+class _Commands(Mapping[str, Any]):
+    """The commands by name, each loaded from the module of its name when it is asked for."""
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in (*_GROUPS, *_COMMANDS):
+            raise KeyError(name)
+        plain = name.replace("-", "_")
+        module = import_module(f"tidemark.cli.{plain}")
+        if name in _GROUPS:
+            group = get_group(module.app)
+            group.name = name
+            return group
+        alone = typer.Typer(add_completion=False)
+        alone.command(name)(getattr(module, plain))
+        return get_command(alone)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter((*_GROUPS, *_COMMANDS))
+
+    def __len__(self) -> int:
+        return len(_GROUPS) + len(_COMMANDS)
 
 
 class _Group(TyperGroup):
@@ -52,14 +83,17 @@ class _Group(TyperGroup):
     shows.
     """
 
+    def __init__(self, **attrs: Any) -> None:
+        super().__init__(**attrs)
+        self.commands: Any = _Commands()
+
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except TidemarkError as error:
             if ctx.params.get("debug"):
                 raise
-            kind = f" ({error.code.name})" if isinstance(error, ApiError) else ""
-            typer.echo(f"tidemark: {' '.join(str(error).split())}{kind}", err=True)
+            typer.echo(f"tidemark: {reason_of(error)}", err=True)
             raise typer.Exit(1) from None
         except ModuleNotFoundError as error:
             if error.name not in _OF_A_NODE or ctx.params.get("debug"):
@@ -106,34 +140,6 @@ def options(
     ] = False,
 ) -> None:
     """A partitioned, replicated log in the manner of Apache Kafka."""
-
-
-app.add_typer(storage.app, name="storage")
-app.add_typer(topics.app, name="topics")
-app.add_typer(quorum.app, name="quorum")
-app.add_typer(log_dirs.app, name="log-dirs")
-app.add_typer(metadata.app, name="metadata")
-app.add_typer(cluster.app, name="cluster")
-app.add_typer(brokers.app, name="brokers")
-app.add_typer(configs.app, name="configs")
-app.add_typer(reassign.app, name="reassign")
-app.add_typer(features.app, name="features")
-app.add_typer(quotas.app, name="quotas")
-app.add_typer(groups.app, name="groups")
-app.add_typer(transactions.app, name="transactions")
-app.add_typer(perf.app, name="perf")
-app.add_typer(tier.app, name="tier")
-app.add_typer(spark.app, name="spark")
-app.command("elect-leaders")(elect_leaders.elect_leaders)
-app.command("server")(server.server)
-app.command("dev")(dev.dev)
-app.command("produce")(produce.produce)
-app.command("consume")(consume.consume)
-app.command("get-offsets")(get_offsets.get_offsets)
-app.command("delete-records")(delete_records.delete_records)
-app.command("dump-log")(dump_log.dump_log)
-app.command("verify")(verify.verify)
-app.command("completion")(completion.completion)
 
 
 def run() -> None:

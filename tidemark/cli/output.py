@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tidemark.errors import ConfigError
+from tidemark.errors import ApiError, ConfigError
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Bootstrap = Annotated[
@@ -97,6 +97,12 @@ def read_text(path: Path) -> str:
         return sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"can not read {path}: {error}") from error
+
+
+def reason_of(error: BaseException) -> str:
+    """An error in one line, with Kafka's name for it if it is one of the cluster's."""
+    kind = f" ({error.code.name})" if isinstance(error, ApiError) else ""
+    return " ".join(str(error).split()) + kind
 
 
 def json_of(value: Any) -> Any:

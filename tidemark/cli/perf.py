@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tidemark.cli.output import reason_of
 from tidemark.cli.perf_measure import Meter
 from tidemark.cli.session import Session, check_reachable, with_session
 from tidemark.errors import ConfigError, TidemarkError
@@ -227,7 +228,7 @@ def _measure(
     error = asyncio.run(run(meter))
     session.tell(meter.result(), [meter.text()])
     if meter.failed or error is not None:
-        reason = "" if error is None else f"; the first error: {type(error).__name__}: {error}"
+        reason = "" if error is None else f"; the first error: {reason_of(error)}"
         typer.echo(f"tidemark: {meter.failed} records {complaint}{reason}", err=True)
         raise typer.Exit(1)
 
