@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
 
 
 @pytest.fixture(scope="package")
@@ -24,6 +30,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
             "spark.sql.shuffle.partitions": "2",
             "spark.ui.showConsoleProgress": "false",
             "spark.sql.session.timeZone": "UTC",
+            "spark.plugins": "org.apache.spark.sql.connect.SparkConnectPlugin",
+            "spark.connect.grpc.binding.port": str(_free_port()),
             "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
         }.items():
             builder = builder.config(key, value)

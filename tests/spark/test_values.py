@@ -185,4 +185,4 @@ def test_typed_says_what_it_does_not_take() -> None:
             typed(Rows(), *given)
     Rows.columns = ("value", "_corrupt")
     with pytest.raises(ConfigError, match="needs a column value, and none _corrupt"):
-        typed(Rows(), "json", "a int")
+        typed(Rows(), "avro", "")

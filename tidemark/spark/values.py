@@ -11,6 +11,7 @@ bytes.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -36,12 +37,12 @@ def typed(rows: Any, format: str, schema: Any, *, message: str | None = None) ->
     """
     if format not in FORMATS:
         raise ConfigError(f"the format {format!r} is none of {', '.join(FORMATS)}")
-    if "value" not in rows.columns or CORRUPT in rows.columns:
-        raise ConfigError(f"typed needs a column value, and none {CORRUPT}: {rows.columns}")
     if (message is not None) != (format == "protobuf"):
         raise ConfigError("protobuf needs the name of a message, and no other format has one")
     if format == "json":
         return _from_json(rows, schema)
+    if "value" not in rows.columns or CORRUPT in rows.columns:
+        raise ConfigError(f"typed needs a column value, and none {CORRUPT}: {rows.columns}")
     from tidemark.spark.value_decoders import AvroDecoder, ProtobufDecoder
 
     if format == "avro":
@@ -51,23 +52,35 @@ def typed(rows: Any, format: str, schema: Any, *, message: str | None = None) ->
 
 def _from_json(rows: Any, schema: Any) -> Any:
     from pyspark.sql import functions as f
-    from pyspark.sql.types import StringType, StructType
 
-    found = StructType.fromDDL(schema) if isinstance(schema, str) else schema
-    if not isinstance(found, StructType) or CORRUPT in found.fieldNames() or not found.fields:
-        raise ConfigError(f"the schema of JSON is a struct of fields, none of them {CORRUPT}")
-    found = StructType([*found.fields]).add(CORRUPT, StringType())
     text = f.col("value").cast("string")
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT}
-    parsed = f.from_json(text, found, options)
+    parsed = f.from_json(text, _with_corrupt(schema), options)
     wrong = f.col("value").isNotNull() & (
         parsed.isNull() | parsed[CORRUPT].isNotNull() | ~f.is_valid_utf8(text)
     )
-    columns = [
-        f.when(~wrong, parsed.dropFields(CORRUPT)).alias("value") if name == "value" else name
-        for name in rows.columns
-    ]
-    return rows.select(*columns, f.when(wrong, f.col("value")).alias(CORRUPT))
+    return rows.withColumns(
+        {
+            "value": f.when(~wrong, parsed.dropFields(CORRUPT)),
+            CORRUPT: f.when(wrong, f.col("value")),
+        }
+    )
+
+
+def _with_corrupt(schema: Any) -> Any:
+    """The schema and a field for the text of a wrong record.
+
+    Text stays text: where a pipeline is defined, Spark refuses to parse it yet.
+    """
+    from pyspark.sql.types import StringType, StructType
+
+    wrong = ConfigError(f"the schema of JSON is a struct of fields, none of them {CORRUPT}")
+    if isinstance(schema, StructType) and schema.fields and CORRUPT not in schema.fieldNames():
+        return StructType([*schema.fields]).add(CORRUPT, StringType())
+    if not isinstance(schema, str) or not schema.strip() or re.search(rf"\b{CORRUPT}\b", schema):
+        raise wrong
+    fields = re.sub(r"^\s*struct\s*<(.*)>\s*$", r"\1", schema, flags=re.DOTALL | re.IGNORECASE)
+    return f"{fields}, {CORRUPT} string"
 
 
 def _in_workers(rows: Any, decoder: Any) -> Any:
