@@ -261,6 +261,49 @@ def test_a_broken_properties_file_names_the_file_and_line(
     assert str(caught.value) == f"{path}, {said}"
 
 
+@pytest.mark.parametrize(
+    ("line", "environ", "said"),
+    [
+        (
+            "log.segment.bytes=many",
+            {},
+            "{path}, line 5: log.segment.bytes='many' is not of type int",
+        ),
+        ("log.roll.hours=x", {}, "{path}, line 5: log.roll.hours='x' is not of type int"),
+        ("log.roll.hours=-7", {}, "{path}, line 5: log.roll.ms='-7' is below the least allowed"),
+        ("log.segment.byte=1", {}, "{path}, line 5: unknown setting 'log.segment.byte'; did you"),
+        (
+            "",
+            {"TIDEMARK_LOG_SEGMENT_BYTES": "x"},
+            "the variable TIDEMARK_LOG_SEGMENT_BYTES: log.segment.bytes='x' is not",
+        ),
+        (
+            "",
+            {"TIDEMARK_LOG_SEGMENT_BYTE": "1"},
+            "the variable TIDEMARK_LOG_SEGMENT_BYTE of the environment is no setting; did you mean"
+            " TIDEMARK_LOG_SEGMENT_BYTES?",
+        ),
+        ("auto.create.topics.enable=true", {}, "{path}: auto.create.topics.enable=true: topics"),
+        ("", {"TIDEMARK_S3_ENDPOINT": "x", "TIDEMARK_PORT_9092_TCP_ADDR": "y"}, None),
+    ],
+)
+def test_a_wrong_setting_is_told_with_its_place(
+    tmp_path: Path, line: str, environ: dict[str, str], said: str | None
+) -> None:
+    path = tmp_path / "server.properties"
+    path.write_text(
+        "# a node\nprocess.roles=broker\nnode.id=1\nlisteners=PLAINTEXT://h:1\n" + line + "\n"
+        "log.dirs=/data\ncontroller.quorum.bootstrap.servers=h:2\n"
+        "controller.listener.names=CONTROLLER\n"
+    )
+    if said is None:
+        load_server_config(path, environ)
+        return
+    with pytest.raises(ConfigError) as caught:
+        load_server_config(path, environ)
+    assert str(caught.value).startswith(said.format(path=path))
+
+
 def test_a_file_that_can_not_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"can not read .*nowhere"):
         load_server_config(tmp_path / "nowhere", {})

@@ -141,14 +141,20 @@ def _convert_text(key: str, kind: Any, text: str) -> Any:
 
 
 def parse(
-    settings_class: type[T], values: Mapping[str, str], *, prefixes: Mapping[str, str] | None = None
+    settings_class: type[T],
+    values: Mapping[str, str],
+    *,
+    prefixes: Mapping[str, str] | None = None,
+    origins: Mapping[str, str] | None = None,
 ) -> T:
     """Reads texts into `settings_class`.
 
     `prefixes` maps the key prefix of a plug-in's own settings (`rsm.config.`) to the dict attribute
-    that collects them. Raises ConfigError for unknown keys (all of them at once), missing required
-    settings, and values of a wrong type or range.
+    that collects them. `origins` has the place of each key, for errors. Raises ConfigError for
+    unknown keys (all of them at once), missing required settings, and values of a wrong type or
+    range.
     """
+    places = {key: f"{place}: " for key, place in (origins or {}).items()}
     known = keys_of(settings_class)
     hints = types_of(settings_class)
     chosen: dict[str, Any] = {}
@@ -157,14 +163,17 @@ def parse(
     for key, text in values.items():
         if key in known:
             field = known[key]
-            chosen[field.name] = convert(key, field, hints[field.name], text)
+            try:
+                chosen[field.name] = convert(key, field, hints[field.name], text)
+            except ConfigError as error:
+                raise ConfigError(f"{places.get(key, '')}{error}") from None
             continue
         for prefix, attribute in (prefixes or {}).items():
             if key.startswith(prefix):
                 plugin[attribute][key.removeprefix(prefix)] = text.strip()
                 break
         else:
-            strange.append(str(unknown_key(key, known)))
+            strange.append(f"{places.get(key, '')}{unknown_key(key, known)}")
     if strange:
         raise ConfigError("; ".join(strange))
     for key, field in known.items():

@@ -4,11 +4,19 @@ settings from the environment.
 
 from __future__ import annotations
 
+import difflib
+import re
 from collections.abc import Iterable, Mapping
 
 from tidemark.errors import ConfigError
 
 ENV_PREFIX = "TIDEMARK_"
+# Variables of clients and stores, of the project's own tests and benches, and the links that
+# Kubernetes makes for a service that is called tidemark.
+_NO_SETTINGS = re.compile(
+    "BOOTSTRAP_SERVER|S3_.*|SPARK_.*|COMPLETE|(SOAK|EXAMPLES|(SIM|CHAOS|DAMAGE|BENCH)_.*)"
+    "|(.*_)?(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT(_[0-9]+_.*)?)"
+)
 
 
 def parse_properties(text: str, *, source: str = "properties") -> dict[str, str]:
@@ -17,7 +25,12 @@ def parse_properties(text: str, *, source: str = "properties") -> dict[str, str]
     Raises ConfigError, naming `source` and the line, for a line that is no assignment and for a key
     that is set twice.
     """
-    values: dict[str, str] = {}
+    return {key: value for key, (value, _) in numbered_properties(text, source=source).items()}
+
+
+def numbered_properties(text: str, *, source: str) -> dict[str, tuple[str, int]]:
+    """As `parse_properties`, each value with the number of its line."""
+    values: dict[str, tuple[str, int]] = {}
     pending, first_line = "", 0
     for number, raw in enumerate(text.splitlines(), start=1):
         line = raw.strip() if not pending else pending + raw.strip()
@@ -33,7 +46,7 @@ def parse_properties(text: str, *, source: str = "properties") -> dict[str, str]
             raise ConfigError(f"{source}, line {first_line}: {raw.strip()!r} is not key=value")
         if key.strip() in values:
             raise ConfigError(f"{source}, line {first_line}: {key.strip()!r} is set twice")
-        values[key.strip()] = value.strip()
+        values[key.strip()] = (value.strip(), first_line)
     if pending:
         raise ConfigError(f"{source}, line {first_line}: the file ends within a continued line")
     return values
@@ -45,9 +58,23 @@ def format_properties(values: Mapping[str, str]) -> str:
 
 
 def environment_overrides(environ: Mapping[str, str], known: Iterable[str]) -> dict[str, str]:
-    """`TIDEMARK_LOG_SEGMENT_BYTES=1` as `log.segment.bytes`, for known settings only.
+    """`TIDEMARK_LOG_SEGMENT_BYTES=1` as `log.segment.bytes`.
 
-    Other TIDEMARK_ variables are no error: they belong to tools and tests (TIDEMARK_S3_ENDPOINT).
+    Raises ConfigError for a name that is neither a setting's nor of another use, such as
+    TIDEMARK_S3_ENDPOINT.
     """
-    names = {ENV_PREFIX + key.upper().replace(".", "_"): key for key in known}
-    return {names[name]: value for name, value in environ.items() if name in names}
+    names = {variable_of(key): key for key in known}
+    overrides: dict[str, str] = {}
+    for name, value in environ.items():
+        if name in names:
+            overrides[names[name]] = value
+        elif name.startswith(ENV_PREFIX) and not _NO_SETTINGS.fullmatch(name[len(ENV_PREFIX) :]):
+            near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise ConfigError(f"the variable {name} of the environment is no setting{hint}")
+    return overrides
+
+
+def variable_of(key: str) -> str:
+    """`log.segment.bytes` -> `TIDEMARK_LOG_SEGMENT_BYTES`."""
+    return ENV_PREFIX + key.upper().replace(".", "_")
