@@ -1,0 +1,1 @@
+"""The sink: decisions, their steps under failures, tasks, and whole queries."""
