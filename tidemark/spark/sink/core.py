@@ -113,7 +113,7 @@ async def abort_run(
         return
     await coordinators.fence()
     last = await coordinators.last_decision()
-    if last is not None and False:
+    if last is not None and (last.batch, last.run) == (batch, run):
         await _commit_all(coordinators, last)
         attempts = [each for each in attempts if each not in last.winners]
     await _abort_all(coordinators, attempts)
