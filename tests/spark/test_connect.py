@@ -96,6 +96,8 @@ def test_the_example_of_a_pipeline_reads_each_record_once_over_two_runs(
 
     def run() -> tuple[list[tuple[Any, ...]], list[int]]:
         python("-m", "pyspark.pipelines.cli", "run", "--spec", str(spec), SPARK_REMOTE=remote)
+        for table in ("delays", "flights"):  # another session of Spark wrote them
+            spark.catalog.refreshTable(table)
         delays = spark.sql("SELECT carrier, n, mean FROM delays ORDER BY carrier").collect()
         offsets = spark.sql("SELECT offset FROM flights ORDER BY offset").collect()
         return [tuple(row) for row in delays], [row[0] for row in offsets]

@@ -19,8 +19,10 @@ from tidemark.cli.session import DryRun, Session, check_reachable, with_session
 from tidemark.errors import ConfigError
 
 if TYPE_CHECKING:
-    from tidemark.spark.jobs.export import Progress
+    from tidemark.spark.jobs.copying import Copy
     from tidemark.spark.jobs.reading import Source
+    from tidemark.spark.jobs.running import Progress
+    from tidemark.spark.jobs.target import Target
 
 app = typer.Typer(help="Work with topics in Spark.", no_args_is_help=True)
 run_app = typer.Typer(help="Run a job over topics in Spark.", no_args_is_help=True)
@@ -85,6 +87,124 @@ def export(
         )
     if dry_run:
         text = f"would export {done.offsets_left} offsets to {to}, which has {done.records_in_all}"
+    else:
+        text = f"{done.records} records in {done.batches} batches, {done.records_in_all} in all"
+    session.tell(json_of(done), [f"{to}: {text}{'' if dry_run else '; all counts agree'}"])
+
+
+State = Annotated[
+    str,
+    typer.Option("--state", help="The directory of the job's journal, on any file system."),
+]
+TargetServers = Annotated[
+    str | None,
+    typer.Option("--to-bootstrap-server", help="The other cluster.", metavar="HOST:PORT,..."),
+]
+TargetOption = Annotated[
+    list[str] | None,
+    typer.Option("--target-option", help="An option of the sink, as acks=all; repeatable."),
+]
+Verify = Annotated[bool, typer.Option("--verify", help="Compare contents too, not only counts.")]
+BatchRecords = Annotated[
+    int, typer.Option(help="Offsets of all partitions in a batch, at most.", min=1)
+]
+
+
+@run_app.command("mirror")
+@with_session
+def mirror(
+    session: Session,
+    topic: Annotated[str, typer.Argument(help="The topic.")],
+    to_bootstrap_server: TargetServers,
+    state: State,
+    to_topic: Annotated[str | None, typer.Option(help="Its name there; the same.")] = None,
+    batch_records: BatchRecords = 10_000_000,
+    verify: Verify = False,
+    option: Option = None,
+    target_option: TargetOption = None,
+    isolation_level: Isolation = "read_committed",
+    tolerate_data_loss: TolerateLoss = False,
+    dry_run: DryRun = False,
+    master: Master = "local[*]",
+    conf: Conf = None,
+) -> None:
+    """Copy a topic to another cluster, each record once: partitions, order, timestamps and headers
+    stay. Run it again to go on."""
+    from tidemark.spark.jobs.copying import Copy
+
+    source = _source(session, [topic], option, isolation_level, tolerate_data_loss)
+    target = _target(to_bootstrap_server or session.bootstrap, to_topic or topic, target_option)
+    job = Copy("mirror", source, target, True, batch_records, verify=verify)
+    _copy(session, job, state, dry_run, master, conf)
+
+
+@run_app.command("replay")
+@with_session
+def replay(
+    session: Session,
+    topic: Annotated[str, typer.Argument(help="The topic.")],
+    to: Annotated[str, typer.Option("--to", help="The topic to write to; may be the same.")],
+    state: State,
+    rate: Annotated[
+        int, typer.Option(help="Records per second, as a mean over ten of them; 0: any.", min=0)
+    ] = 0,
+    same_partitions: Annotated[
+        bool, typer.Option("--same-partitions", help="Keep partitions, not leave them to keys.")
+    ] = False,
+    to_bootstrap_server: TargetServers = None,
+    batch_records: BatchRecords = 10_000_000,
+    verify: Verify = False,
+    option: Option = None,
+    target_option: TargetOption = None,
+    isolation_level: Isolation = "read_committed",
+    tolerate_data_loss: TolerateLoss = False,
+    dry_run: DryRun = False,
+    master: Master = "local[*]",
+    conf: Conf = None,
+) -> None:
+    """Write a range of a topic to a topic again, each record once. The range is that of --option
+    startingTimestamp, endingOffsets and the like; its end is fixed by the first run."""
+    from tidemark.spark.jobs.copying import Copy
+
+    source = _source(session, [topic], option, isolation_level, tolerate_data_loss)
+    target = _target(to_bootstrap_server or session.bootstrap, to, target_option)
+    job = Copy("replay", source, target, same_partitions, batch_records, rate, verify)
+    _copy(session, job, state, dry_run, master, conf)
+
+
+@run_app.command("import")
+@with_session
+def import_(
+    session: Session,
+    path: Annotated[str, typer.Argument(help="Files, a directory, or a pattern, of Hadoop's.")],
+    to: Annotated[str, typer.Option("--to", help="The topic.")],
+    state: State,
+    format: Annotated[str, typer.Option(help="Spark's: parquet, json, csv, ...")] = "parquet",
+    key: Annotated[
+        str | None, typer.Option(help="A column whose text is the key; the row is JSON then.")
+    ] = None,
+    batch_files: Annotated[int, typer.Option(help="Files in a batch, at most.", min=1)] = 1000,
+    option: Annotated[
+        list[str] | None,
+        typer.Option("--option", help="An option of the format, as header=true; repeatable."),
+    ] = None,
+    target_option: TargetOption = None,
+    dry_run: DryRun = False,
+    master: Master = "local[*]",
+    conf: Conf = None,
+) -> None:
+    """Write the rows of files to a topic, each file once. Run it again to go on: after a failure,
+    or for new files."""
+    from tidemark.spark.jobs import importing as job
+
+    target = _target(session.bootstrap, to, target_option)
+    options = settings_of(option or [], "--option")
+    given = job.Import(path, format, target, key, batch_files, options)
+    with _spark(session, "import", master, conf) as spark:
+        report = _progress("import", "files")
+        done = job.import_files(spark, given, state, dry_run=dry_run, report=report)
+    if dry_run:
+        text = f"would import {done.files_left} files, after {done.records_in_all} records"
     else:
         text = f"{done.records} records in {done.batches} batches, {done.records_in_all} in all"
     session.tell(json_of(done), [f"{to}: {text}{'' if dry_run else '; all counts agree'}"])
@@ -157,6 +277,29 @@ def _source(
     return found
 
 
+def _target(servers: str, topic: str, options: list[str] | None) -> Target:
+    from tidemark.spark.jobs.target import Target
+
+    found = Target(servers, topic, settings_of(options or [], "--target-option"))
+    check_reachable(servers)
+    return found
+
+
+def _copy(
+    session: Session, job: Copy, state: str, dry_run: bool, master: str, conf: list[str] | None
+) -> None:
+    from tidemark.spark.jobs.copying import copy
+
+    with _spark(session, job.kind, master, conf) as spark:
+        done = copy(spark, job, state, dry_run=dry_run, report=_progress(job.kind))
+    if dry_run:
+        text = f"would write {done.offsets_left} offsets, after {done.records_in_all} records"
+    else:
+        text = f"{done.records} records in {done.batches} batches, {done.records_in_all} in all"
+    agree = "" if dry_run else f"; all counts{' and contents' if job.verify else ''} agree"
+    session.tell(json_of(done), [f"{done.topic}: {text}{agree}"])
+
+
 @contextlib.contextmanager
 def _spark(session: Session, job: str, master: str, conf: list[str] | None) -> Iterator[Any]:
     """Spark's session, or the end of this process with the exit status of spark-submit's."""
@@ -170,9 +313,9 @@ def _spark(session: Session, job: str, master: str, conf: list[str] | None) -> I
         yield spark
 
 
-def _progress(job: str) -> Any:
+def _progress(job: str, unit: str = "offsets") -> Any:
     def report(done: Progress) -> None:
-        text = f"{done.records} records, {done.left} offsets left"
-        typer.echo(f"{job}: batch {done.batch.number} is done; {text}", err=True)
+        text = f"{done.records} records, {done.left} {unit} left"
+        typer.echo(f"{job}: batch {done.number} is done; {text}", err=True)
 
     return report

@@ -12,9 +12,10 @@ import pytest
 from tests.spark.fake_log import FakeLog, FakePartition, records, serving
 from tidemark.spark.jobs import export as job
 from tidemark.spark.jobs import stats
-from tidemark.spark.jobs.export import CountMismatchError, Exported, Progress, export
+from tidemark.spark.jobs.export import CountMismatchError, Exported, export
 from tidemark.spark.jobs.files import HadoopFiles
 from tidemark.spark.jobs.reading import Source
+from tidemark.spark.jobs.running import Progress
 from tidemark.spark.offsets import DataLossError
 from tidemark.types import TopicPartition
 
@@ -42,7 +43,7 @@ def run(spark: Any, fake: FakeLog, directory: Path, **more: Any) -> tuple[Export
     said: list[Progress] = []
     options: dict[str, Any] = {"batch_records": 70, "dry_run": False, "report": said.append} | more
     done = export(spark, Source(fake.bootstrap_servers, ("x",)), str(directory), **options)
-    return done, [(each.batch.number, each.records, each.left) for each in said]
+    return done, [(each.number, each.records, each.left) for each in said]
 
 
 def exported(spark: Any, directory: Path) -> list[tuple[int, int]]:

@@ -13,12 +13,13 @@ from tidemark.spark.jobs.batches import (
     JobBatch,
     Tally,
     check_topic_ids,
+    counted,
     differences,
     from_json,
     next_batch,
     to_json,
 )
-from tidemark.spark.jobs.journal import JobDamagedError, JobFencedError, Journal
+from tidemark.spark.jobs.journal import OF_OFFSETS, JobDamagedError, JobFencedError, Journal
 from tidemark.spark.offsets import DataLossError
 from tidemark.spark.planning import Known
 from tidemark.types import TopicPartition
@@ -128,7 +129,7 @@ def test_counts_differ_by_partition_number_and_sum() -> None:
 
 def run(files: MemoryFiles, sink: dict[int, list[tuple[int, int, int]]]) -> Journal:
     """A job that copies batches of up to five offsets to `sink`, by their numbers."""
-    journal = Journal(files, "/out")
+    journal = Journal(files, "/out", OF_OFFSETS)
     journal.begin(WORDS)
     place = known()
     while True:
@@ -142,7 +143,9 @@ def run(files: MemoryFiles, sink: dict[int, list[tuple[int, int, int]]]) -> Jour
         assert journal.last is not None
         files.before_write("work")
         sink[journal.last.number] = spans(journal.last)
-        journal.finish({e.topic_partition: Tally(e.size, 0, 0, 0) for e in journal.last.parts()})
+        journal.finish(
+            *counted({e.topic_partition: Tally(e.size, 0, 0, 0) for e in journal.last.parts()})
+        )
 
 
 def test_a_run_killed_at_any_step_leaves_a_journal_from_which_the_next_does_the_same() -> None:
@@ -174,25 +177,25 @@ def test_a_run_killed_at_any_step_leaves_a_journal_from_which_the_next_does_the_
 
 def test_a_later_run_fences_an_earlier_one() -> None:
     files = MemoryFiles()
-    zombie, batch = Journal(files, "/out"), following(None, known())
+    zombie, batch = Journal(files, "/out", OF_OFFSETS), following(None, known())
     zombie.begin(WORDS)
     zombie.plan(batch)
-    later = Journal(files, "/out")
+    later = Journal(files, "/out", OF_OFFSETS)
     later.begin(WORDS)
     assert (later.last, later.is_last_done, later.job_id) == (batch, False, zombie.job_id)
     with pytest.raises(JobFencedError, match="another run took over /out"):
-        zombie.finish({})
-    later.finish({})
+        zombie.finish(0)
+    later.finish(0)
     with pytest.raises(JobFencedError):
         zombie.check()
 
 
 def test_the_journal_of_another_job_is_refused_and_says_what_differs() -> None:
     files = MemoryFiles()
-    assert not Journal(files, "/out").load(WORDS)
-    Journal(files, "/out").begin(WORDS)
+    assert not Journal(files, "/out", OF_OFFSETS).load(WORDS)
+    Journal(files, "/out", OF_OFFSETS).begin(WORDS)
     with pytest.raises(ConfigError, match=r"topics was \['t'\] and is \['u'\]; give another"):
-        Journal(files, "/out").load(WORDS | {"topics": ["u"]})
+        Journal(files, "/out", OF_OFFSETS).load(WORDS | {"topics": ["u"]})
 
 
 @pytest.mark.parametrize("gone", ["job.json", "plan-00000001.json", "done-00000001.json"])
@@ -201,7 +204,7 @@ def test_a_journal_that_lost_a_file_is_not_taken_for_a_new_one(gone: str) -> Non
     run(files, {})
     del files.texts[gone]
     with pytest.raises(JobDamagedError, match="/out"):
-        Journal(files, "/out").begin(WORDS)
+        Journal(files, "/out", OF_OFFSETS).begin(WORDS)
 
 
 def test_a_file_that_can_not_be_read_is_named() -> None:
@@ -209,4 +212,4 @@ def test_a_file_that_can_not_be_read_is_named() -> None:
     run(files, {})
     files.texts["plan-00000002.json"] = "{"
     with pytest.raises(JobDamagedError, match=r"/out/plan-00000002\.json"):
-        Journal(files, "/out").load(WORDS)
+        Journal(files, "/out", OF_OFFSETS).load(WORDS)

@@ -118,6 +118,12 @@ def differences(read: Tallies, written: Tallies) -> list[str]:
     return found
 
 
+def counted(tallies: Tallies) -> tuple[int, dict[str, Any]]:
+    """The result of a batch for the journal: all records, and those of each partition."""
+    by_partition = {str(tp): tallies[tp].records for tp in sorted(tallies)}
+    return sum(by_partition.values()), {"partitions": by_partition}
+
+
 def _text(tally: Tally | None) -> str:
     if tally is None:
         return "nothing"

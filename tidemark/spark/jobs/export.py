@@ -9,23 +9,20 @@ ends that the topics have when it begins; the next one goes on from there.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tidemark.errors import TidemarkError
 from tidemark.spark.jobs.batches import (
     JobBatch,
     Tallies,
     check_topic_ids,
+    counted,
     differences,
-    next_batch,
 )
 from tidemark.spark.jobs.files import HadoopFiles
-from tidemark.spark.jobs.journal import Journal
+from tidemark.spark.jobs.journal import OF_OFFSETS, Journal
 from tidemark.spark.jobs.reading import (
     OF_RECORDS,
-    Bounds,
     Source,
     known_of,
     look,
@@ -33,24 +30,9 @@ from tidemark.spark.jobs.reading import (
     tallies,
     tallies_of_topic,
 )
+from tidemark.spark.jobs.running import BatchRun, CountMismatchError, Report
 
 _STAGED = "_tidemark/staged"
-
-
-class CountMismatchError(TidemarkError):
-    """A job wrote other records than the topic has; the message lists the partitions."""
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """A batch that is done; `left` are offsets up to the run's end."""
-
-    batch: JobBatch
-    records: int
-    left: int
-
-
-Report = Callable[[Progress], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,47 +63,28 @@ def export(
     directory is of another job, and the client's errors.
     """
     files = HadoopFiles(spark, directory)
-    journal = Journal(HadoopFiles(spark, f"{directory.rstrip('/')}/_tidemark"), directory)
+    journal = Journal(
+        HadoopFiles(spark, f"{directory.rstrip('/')}/_tidemark"), directory, OF_OFFSETS
+    )
     identity = {"job": "export"} | source.identity()
     place = look(source)
     if dry_run:
         journal.load(identity)
-        left = _left(journal, place, source)
+        left = BatchRun(journal, place, source).left()
         return Exported(directory, 0, None, 0, journal.records, left, True)
     journal.begin(identity)
     files.delete(_STAGED)
-    before, first, done = journal.records, None, 0
-    while True:
-        if journal.is_last_done:
-            batch = _next(journal, place, source, batch_records)
-            if batch is None:
-                break
-            journal.plan(batch)
-        assert journal.last is not None
-        batch = journal.last
-        counts = _write(spark, source, files, journal, batch)
-        journal.finish(counts)
-        first, done = (batch.number if first is None else first), done + 1
-        report(Progress(batch, journal.records - before, _left(journal, place, source)))
+    before = journal.records
+
+    def work(batch: JobBatch) -> None:
+        journal.finish(*counted(_write(spark, source, files, journal, batch)))
+
+    done, first = BatchRun(journal, place, source).batches(batch_records, work, report)
     return Exported(directory, done, first, journal.records - before, journal.records, 0, False)
 
 
-def _next(journal: Journal, place: Bounds, source: Source, limit: int | None) -> JobBatch | None:
-    return next_batch(
-        *(journal.last, place.starts, place.ends, place.known),
-        limit=limit,
-        fail_on_data_loss=source.fail_on_data_loss,
-    )
-
-
-def _left(journal: Journal, place: Bounds, source: Source) -> int:
-    rest = _next(journal, place, source, None)
-    interrupted = 0 if journal.is_last_done or journal.last is None else journal.last.size
-    return interrupted + (0 if rest is None else rest.size)
-
-
 def _write(
-    spark: Any, source: Source, files: HadoopFiles, journal: Journal, batch: JobBatch
+    spark: Any, source: Source, files: HadoopFiles, journal: Journal[JobBatch], batch: JobBatch
 ) -> Tallies:
     """Writes the batch, unless it is there and right; returns its counts."""
     target, staged = f"batch={batch.number}", f"{_STAGED}/{batch.number}"

@@ -34,6 +34,9 @@ class HadoopFiles:
             return []
         return sorted(status.getPath().getName() for status in self._fs.listStatus(path))
 
+    def is_directory(self) -> bool:
+        return bool(self._fs.exists(self._path("")) and self._fs.isDirectory(self._path("")))
+
     def exists(self, name: str) -> bool:
         return bool(self._fs.exists(self._path(name)))
 

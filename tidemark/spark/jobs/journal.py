@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from tidemark.errors import ConfigError, TidemarkError
-from tidemark.spark.jobs.batches import JobBatch, Tallies, from_json, to_json
+from tidemark.spark.jobs.batches import JobBatch, from_json, to_json
 from tidemark.types import random_uuid, uuid_to_text
 
 _FILE = re.compile(r"(plan|done)-(\d{8})\.json")
@@ -43,15 +43,36 @@ class Files(Protocol):
         """Replaces the file as a whole: after a crash it has the old text or the new one."""
 
 
-class Journal:
+class Plan(Protocol):
+    """A batch, whose number is one more than that of the batch before it."""
+
+    @property
+    def number(self) -> int: ...
+
+
+_Plan = TypeVar("_Plan", bound=Plan)
+
+
+class PlanText(NamedTuple, Generic[_Plan]):
+    """Plans as JSON's types; the second raises ConfigError for what is no plan."""
+
+    to_json: Callable[[_Plan], dict[str, Any]]
+    from_json: Callable[[Mapping[str, Any]], _Plan]
+
+
+OF_OFFSETS: PlanText[JobBatch] = PlanText(to_json, from_json)
+
+
+class Journal(Generic[_Plan]):
     """Reads the directory once, at the start of a run."""
 
-    def __init__(self, files: Files, where: str) -> None:
+    def __init__(self, files: Files, where: str, text: PlanText[_Plan]) -> None:
         self._files = files
         self._where = where
+        self._text = text
         self._run = uuid_to_text(random_uuid())
         self.job_id = ""
-        self.last: JobBatch | None = None
+        self.last: _Plan | None = None
         self.is_last_done = True
         self.records = 0  # of all batches that are done
 
@@ -93,7 +114,7 @@ class Journal:
             self.records = int(self._parsed(name, self._files.read(name))["records_in_all"])
         if plans:
             name = _name("plan", plans[-1])
-            self.last = from_json(self._parsed(name, self._files.read(name)))
+            self.last = self._text.from_json(self._parsed(name, self._files.read(name)))
             self.is_last_done = done == plans
 
     def _parsed(self, name: str, text: str | None) -> dict[str, Any]:
@@ -120,27 +141,27 @@ class Journal:
         if self._files.read("owner") != self._run:
             raise JobFencedError(f"another run took over {self._where}; this one stops")
 
-    def plan(self, batch: JobBatch) -> None:
+    def plan(self, batch: _Plan) -> None:
         """Makes the plan of the next batch durable. Raises JobFencedError."""
         assert self.is_last_done
         assert batch.number == (0 if self.last is None else self.last.number + 1)
         self.check()
-        self._write(_name("plan", batch.number), to_json(batch))
+        self._write(_name("plan", batch.number), self._text.to_json(batch))
         self.last, self.is_last_done = batch, False
 
-    def finish(self, counts: Tallies, more: Mapping[str, Any] | None = None) -> None:
+    def finish(self, records: int, more: Mapping[str, Any] | None = None) -> None:
         """Makes it durable that the last batch took effect. Raises JobFencedError."""
         assert self.last is not None
         self.check()
-        records = sum(tally.records for tally in counts.values())
-        result = {
-            "records": records,
-            "records_in_all": self.records + records,
-            "partitions": {str(tp): counts[tp].records for tp in sorted(counts)},
-        }
+        result = {"records": records, "records_in_all": self.records + records}
         self._write(_name("done", self.last.number), result | dict(more or {}))
         self.records += records
         self.is_last_done = True
+
+    def plans(self) -> list[_Plan]:
+        """All plans, in order."""
+        names = sorted(n for n in self._files.names() if n.startswith("plan-"))
+        return [self._text.from_json(self._parsed(n, self._files.read(n))) for n in names]
 
     def results(self) -> list[dict[str, Any]]:
         """The results of all batches that are done, in order."""
