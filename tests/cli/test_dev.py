@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -83,6 +84,11 @@ def test_a_cluster_is_started_used_and_gone(number: int, tmp_path: Path) -> None
         assert read == "hello\n"
         assert call(servers, "metadata", "ls", "/brokers").split() == ["2", "3"]
         assert "healthy" in call(servers, "cluster", "health")
+        os.kill(pids[0], signal.SIGKILL)  # one of them dies, and comes back
+        until(lambda: len(dev.children()) == 3 and pids[0] not in dev.children())
+        pids = dev.children()
+        outputs = sorted(path.name for path in Path(told["output_dir"]).iterdir())
+        assert outputs == ["broker-2.log", "broker-3.log", "controller-1.log"]
         assert dev.stop(number) == 0
         assert not alive(pids)
         ports = [int(address.rsplit(":", 1)[1]) for address in servers.split(",")]

@@ -11,6 +11,7 @@ from tidemark.cli.output import Json, print_json, print_line, settings_of
 
 _FIRST_BROKER_PORT = 9092
 _FIRST_CONTROLLER_PORT = 9192
+_LOOK_S = 0.5
 _READY_S = 300.0  # each broker of the first start in an installation compiles the record kernels
 
 
@@ -27,13 +28,17 @@ def dev(
     config: Annotated[
         list[str] | None, typer.Option(help="key=value, a setting of every node; repeatable.")
     ] = None,
+    restart: Annotated[
+        bool, typer.Option(help="Start a node again that ended, three times a minute at most.")
+    ] = True,
     as_json: Json = False,
 ) -> None:
     """Run a local cluster; the first broker answers on port 9092 if that is free."""
     import contextlib
     import tempfile
-    import threading
+    import time
 
+    from tidemark.cli.dev_watch import Watch
     from tidemark.cli.local_cluster import LocalCluster
 
     overrides = {"replica.selector.class": "RackAwareReplicaSelector"} if racks else {}
@@ -56,8 +61,16 @@ def dev(
         with cluster:
             cluster.wait_ready(_READY_S)
             _say(cluster.bootstrap_servers, cluster.controller_servers, data_dir, as_json)
+            again = cluster.restart if restart else None
+            watch = Watch(cluster.nodes, _tell, again, time.monotonic)
             with contextlib.suppress(SystemExit):
-                threading.Event().wait()
+                while True:
+                    time.sleep(_LOOK_S)
+                    watch.look()
+
+
+def _tell(text: str) -> None:
+    typer.echo(text, err=True)
 
 
 def _interrupt_on_signals() -> None:
@@ -111,6 +124,7 @@ def _say(bootstrap: str, controllers: str, data_dir: Path, as_json: bool) -> Non
                 "bootstrap_servers": bootstrap,
                 "controller_servers": controllers,
                 "data_dir": str(data_dir),
+                "output_dir": str(data_dir / "output"),
             }
         )
     else:
@@ -118,6 +132,7 @@ def _say(bootstrap: str, controllers: str, data_dir: Path, as_json: bool) -> Non
         print_line(f"brokers:     {bootstrap}")
         print_line(f"controllers: {controllers}")
         print_line(f"data:        {data_dir}")
+        print_line(f"output:      {data_dir / 'output'}, a file of each node")
         print_line("try, in another terminal:")
         print_line(f"  tidemark topics create events --partitions 3 --bootstrap-server {first}")
         print_line(f"  echo hello | tidemark produce events --bootstrap-server {first}")

@@ -63,6 +63,11 @@ class LocalNode:
     def is_running(self) -> bool:
         return self.process is not None and self.process.poll() is None
 
+    @property
+    def exit_status(self) -> int | None:
+        """None while its process runs; -N after signal N."""
+        return None if self.process is None else self.process.poll()
+
     def output_tail(self) -> str:
         """The last lines of its output."""
         with contextlib.suppress(OSError):
@@ -182,6 +187,11 @@ class LocalCluster:
     def controller_servers(self) -> str:
         """host:port of every controller, comma-separated."""
         return ",".join(self._nodes[n].address for n in self.controller_ids)
+
+    @property
+    def nodes(self) -> list[LocalNode]:
+        """Controllers, then brokers."""
+        return list(self._nodes.values())
 
     def node(self, node_id: int) -> LocalNode:
         """A node by id. Raises ValueError for an id that is not of this cluster."""
