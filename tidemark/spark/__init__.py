@@ -9,6 +9,7 @@ and columns are those of Spark's Kafka source.
     offsets              the arithmetic of ranges and slices; pure
     stream               the reader of a streaming query
     stream_offsets       its offsets, and what each batch may read; pure
+    direct               reads of the tier past the brokers; take_snapshot: plans in a file
     slices, columns      read one slice within a task
     values               typed values in place of bytes; value_decoders: Avro and Protobuf
     clients, worker      what a worker has: consumers between slices, errors of one line
@@ -22,5 +23,19 @@ Importing this package or `source` loads neither gRPC nor Arrow, because Spark i
 `pyspark_tidemark` is installed.
 """
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from tidemark.spark.portable import register as register
 from tidemark.spark.values import typed as typed
+
+if TYPE_CHECKING:
+    from tidemark.spark.direct.snapshots import take_snapshot as take_snapshot
+
+
+def __getattr__(name: str) -> Any:
+    if name == "take_snapshot":
+        return importlib.import_module("tidemark.spark.direct.snapshots").take_snapshot
+    raise AttributeError(f"module 'tidemark.spark' has no attribute {name!r}")

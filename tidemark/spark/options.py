@@ -52,6 +52,7 @@ _KNOWN = (
     "direct",
     "splitBytes",
     "leaseMs",
+    "snapshot",
     "maxOffsetsPerTrigger",
     "minOffsetsPerTrigger",
     "maxTriggerDelay",
@@ -63,6 +64,12 @@ _OF_BATCHES = (
     "direct",
     "splitBytes",
     "leaseMs",
+    "snapshot",
+)
+_OF_SNAPSHOTS = (
+    *("snapshot", "bootstrap.servers", "kafka.bootstrap.servers", "failOnDataLoss"),
+    *("includeHeaders", "columns", "isolation.level", "kafka.isolation.level"),
+    *("kafkaConsumer.pollTimeoutMs", "lookupTimeoutMs"),
 )
 _OF_STREAMS = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
 _REFUSED = {
@@ -90,7 +97,7 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """The options of a read, typed. One of `topics` and `partitions` is given."""
+    """The options of a read, typed. One of `topics`, `partitions` and `snapshot` is given."""
 
     bootstrap_servers: str
     topics: tuple[str, ...]
@@ -108,6 +115,7 @@ class SourceOptions:
     direct: str = "false"
     split_bytes: int = 128 << 20
     lease_ms: int = 600_000
+    snapshot: str = ""
     offsets_per_trigger_max: int | None = None
     offsets_per_trigger_min: int | None = None
     trigger_delay_max_ms: int = 900_000
@@ -164,6 +172,7 @@ def parse_options(options: Mapping[str, str], *, is_stream: bool = False) -> Sou
         direct="false" if is_stream else _choice(given, "direct", ("auto", "true", "false")),
         split_bytes=_integer(given, "splitBytes", 128 << 20, 1 << 20) or 0,
         lease_ms=_integer(given, "leaseMs", 600_000, 1_000) or 0,
+        snapshot=given.get("snapshot", ""),
         offsets_per_trigger_max=_integer(given, "maxOffsetsPerTrigger", None, 1),
         offsets_per_trigger_min=_integer(given, "minOffsetsPerTrigger", None, 1),
         trigger_delay_max_ms=_duration_ms(given, "maxTriggerDelay", 900_000),
@@ -199,6 +208,11 @@ def _one_of(given: Mapping[str, str], name: str, alias: str) -> str | None:
 def _what_to_read(
     given: Mapping[str, str],
 ) -> tuple[tuple[str, ...], tuple[TopicPartition, ...]]:
+    if "snapshot" in given:
+        for name in given:
+            if name not in _OF_SNAPSHOTS:
+                raise ConfigError(f"{name} has no effect with snapshot: the plan was made before")
+        return (), ()
     if ("subscribe" in given) == ("assign" in given):
         raise ConfigError("give exactly one of the options subscribe and assign")
     if "assign" in given:

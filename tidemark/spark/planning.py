@@ -13,6 +13,7 @@ from uuid import UUID
 
 from tidemark.errors import ConfigError
 from tidemark.spark.direct.plans import directed
+from tidemark.spark.direct.snapshots import read_snapshot
 from tidemark.spark.lookups import Lookups
 from tidemark.spark.offsets import (
     EARLIEST,
@@ -48,6 +49,8 @@ def plan(options: SourceOptions) -> list[OffsetRange]:
     Raises ConfigError, DataLossError, UnknownTopicOrPartitionError, and RequestTimedOutError after
     lookupTimeoutMs.
     """
+    if options.snapshot:
+        return read_snapshot(options.snapshot, options.isolation_level)
     with Lookups(options) as lookups:
         return plan_with(lookups, options)
 

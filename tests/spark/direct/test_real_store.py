@@ -58,7 +58,7 @@ class Tiered:
         )
 
     def fill(self, topic: str, rows: int, segment_bytes: int) -> None:
-        """Produces rows, the first of them in a transaction that is aborted, and waits until all
+        """Produces rows, the first of them in a transaction that is aborted. Waits until all
         but the active segment are in the tier and nowhere else.
         """
         configs = {
