@@ -5,7 +5,11 @@
     journal              plans and results of the batches, durable; where a killed job goes on
     files                files of any Hadoop file system, through the session
     reading              questions to the cluster, and data frames of a batch
+    running              the loop over the batches of a run
     export               a topic to Parquet
+    target               a topic that a job writes to: its ends, and what a batch added
+    copying              mirror and replay: a topic to a topic
+    importing            files to a topic
     stats                records, bytes, keys and timestamps of topics
 
 A job that writes works in batches. The plan of a batch, its range of offsets in each partition, is

@@ -30,7 +30,7 @@ from tidemark.spark.jobs.reading import (
     tallies,
     tallies_of_topic,
 )
-from tidemark.spark.jobs.running import BatchRun, CountMismatchError, Report
+from tidemark.spark.jobs.running import CountMismatchError, JobRun, Report
 from tidemark.spark.jobs.target import (
     Target,
     added,
@@ -47,7 +47,7 @@ _OUT_OF_ORDER = ("minpartitions", "maxrecordsperpartition", "direct", "splitbyte
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """What to copy. `kind` is mirror or replay; `rate` is in records per second, 0 for no limit."""
+    """A mirror or a replay. `rate` is in records per second, 0 for no limit."""
 
     kind: str
     source: Source
@@ -113,11 +113,11 @@ def copy(
     _check_fits(job, place)
     if dry_run:
         journal.load(job.identity())
-        run = BatchRun(journal, _with_fixed_ends(job, files, place), job.source)
+        run = JobRun(journal, _with_fixed_ends(job, files, place), job.source)
         return Copied(job.target.topic, 0, 0, journal.records, run.left(), False, True)
     journal.begin(job.identity())
     place = _with_fixed_ends(job, files, place, fix=True)
-    run, before, began_s = BatchRun(journal, place, job.source), journal.records, now_s()
+    run, before, began_s = JobRun(journal, place, job.source), journal.records, now_s()
 
     def prepare(batch: JobBatch) -> None:
         keep_marks(files, batch.number, marks_of(job.target.settled()))
@@ -219,7 +219,7 @@ def unequal(expected: Tallies, found: Tallies, *, by_partition: bool) -> list[st
 
 
 def _other_contents(job: Copy, read: Any, written: Any) -> list[str]:
-    """Where keys, values, timestamps or headers differ, or their order within a partition."""
+    """The partitions where keys, values, timestamps or headers differ, or their order."""
     one = _fingerprints(read, job.same_partitions)
     other = {} if written is None else _fingerprints(written, job.same_partitions)
     return [
@@ -268,7 +268,7 @@ def translated(
 ) -> tuple[int, bool] | None:
     """The target's offset for a consumer that is at `offset` of the source, and if it is exact.
 
-    Where a batch has gaps on a side, the answer is the begin of the batch there: such a consumer
+    Where a batch has gaps on a side, the answer is the begin of the batch there. Such a consumer
     reads some records twice, and misses none. None before the first batch.
     """
     answer = None

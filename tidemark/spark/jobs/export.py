@@ -30,7 +30,7 @@ from tidemark.spark.jobs.reading import (
     tallies,
     tallies_of_topic,
 )
-from tidemark.spark.jobs.running import BatchRun, CountMismatchError, Report
+from tidemark.spark.jobs.running import CountMismatchError, JobRun, Report
 
 _STAGED = "_tidemark/staged"
 
@@ -70,7 +70,7 @@ def export(
     place = look(source)
     if dry_run:
         journal.load(identity)
-        left = BatchRun(journal, place, source).left()
+        left = JobRun(journal, place, source).left()
         return Exported(directory, 0, None, 0, journal.records, left, True)
     journal.begin(identity)
     files.delete(_STAGED)
@@ -79,7 +79,7 @@ def export(
     def work(batch: JobBatch) -> None:
         journal.finish(*counted(_write(spark, source, files, journal, batch)))
 
-    done, first = BatchRun(journal, place, source).batches(batch_records, work, report)
+    done, first = JobRun(journal, place, source).batches(batch_records, work, report)
     return Exported(directory, done, first, journal.records - before, journal.records, 0, False)
 
 

@@ -4,8 +4,8 @@ A batch is a list of files, and one write of the exactly-once sink. A run import
 earlier one has planned. A file is known by its name: one that grows later is not read again.
 
 Rows with a column `value` of text or bytes are records as they are, with `key`, `headers` and
-`timestamp` if they have them, so a directory of an export can be imported. Of other rows the value
-is the row as JSON.
+`timestamp` if they have them. So a directory of an export can be imported. Other rows become values
+of JSON.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ OF_FILES: PlanText[FileBatch] = PlanText(_to_json, _from_json)
 
 @dataclass(frozen=True, slots=True)
 class Import:
-    """What to import. `key` is a column whose text is the key of rows without a column `value`."""
+    """Files for a topic. `key` names the column of keys, for rows without a column `value`."""
 
     path: str
     format: str

@@ -28,7 +28,7 @@ Report = Callable[[Progress], None]
 
 
 @dataclass(slots=True)
-class BatchRun:
+class JobRun:
     """One run of a job, over a journal that it has taken."""
 
     journal: Journal[JobBatch]
