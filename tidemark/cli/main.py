@@ -7,6 +7,7 @@ command is imported when the command is asked for, and heavy imports happen insi
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from importlib import import_module
@@ -16,7 +17,8 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command, get_group
 
-from tidemark.cli.output import reason_of
+from tidemark.cli.context import server_in_use
+from tidemark.cli.output import BOOTSTRAP_VARIABLE, reason_of
 from tidemark.errors import TidemarkError
 
 # Modules of the extra `server`; commands that run a node, or read its files, need them.
@@ -30,6 +32,7 @@ _GROUPS = (
     "log-dirs",
     "metadata",
     "cluster",
+    "context",
     "brokers",
     "configs",
     "reassign",
@@ -131,6 +134,10 @@ def _version(is_asked: bool) -> None:
 
 @app.callback()
 def options(
+    ctx: typer.Context,
+    context: Annotated[
+        str | None, typer.Option("--context", help="The cluster of this name: `tidemark context`.")
+    ] = None,
     version: Annotated[
         bool,
         typer.Option("--version", callback=_version, is_eager=True, help="Show the version."),
@@ -140,6 +147,18 @@ def options(
     ] = False,
 ) -> None:
     """A partitioned, replicated log in the manner of Apache Kafka."""
+    server = server_in_use(context)
+    if server is not None:  # until the command ends: its option --bootstrap-server reads this
+        before = os.environ.get(BOOTSTRAP_VARIABLE)
+        os.environ[BOOTSTRAP_VARIABLE] = server
+        ctx.call_on_close(lambda: _restore(before))
+
+
+def _restore(server: str | None) -> None:
+    if server is None:
+        os.environ.pop(BOOTSTRAP_VARIABLE, None)
+    else:
+        os.environ[BOOTSTRAP_VARIABLE] = server
 
 
 def run() -> None:

@@ -15,6 +15,7 @@ import typer
 
 from tidemark.errors import ApiError, ConfigError
 
+BOOTSTRAP_VARIABLE = "TIDEMARK_BOOTSTRAP_SERVER"
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Bootstrap = Annotated[
     str,
@@ -22,7 +23,7 @@ Bootstrap = Annotated[
         "--bootstrap-server",
         "-b",
         help="host:port of brokers or controllers, comma-separated.",
-        envvar="TIDEMARK_BOOTSTRAP_SERVER",
+        envvar=BOOTSTRAP_VARIABLE,
     ),
 ]
 DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
