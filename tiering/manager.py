@@ -106,14 +106,15 @@ class RemoteLogManager:
         lease_ms = config.remote_log_lease_max_ms
         self.leases = Leases(storage, self._deleter.run, now_ms, lease_ms)
         self._plans = ReadPlanner(
-            *(storage, metadata, self._reader.segments, self._reader.aborted_transactions, lease_ms)
+            *(storage, metadata, self._reader.segments, self._reader.aborted_transactions, config)
         )
         self._expirer = Expirer(
             *(config, metadata, self._copier, self._deleter, unrecorded, self.leases),
             *(now_ms, mono_ms),
         )
         self._remover = PartitionRemover(
-            config, metadata, self._deleter, cluster or NO_CLUSTER, now_ms, self._random
+            *(config, metadata, self._deleter, self.leases, cluster or NO_CLUSTER),
+            *(now_ms, self._random),
         )
         self._histories = LineageKeeper(storage, metadata, self._reader.segments.run)
         self._removing: asyncio.Task[None] | None = None

@@ -338,8 +338,13 @@ class ServerConfig:
     remote_log_metadata_topic_retention_ms: int = setting(
         -1, doc="retention of __remote_log_metadata; -1: none", at_least=-1
     )
+    remote_log_direct_read_enable: bool = setting(
+        True, doc="give jobs URLs of segments, by which they read the store without a node"
+    )
     remote_log_lease_max_ms: int = setting(
-        3_600_000, doc="longest hold of a job on segments that it reads from the store", at_least=1
+        3_600_000,
+        doc="longest hold of a job on segments in the store, and how long URLs of them last",
+        at_least=1,
     )
     remote_log_manager_task_interval_ms: int = setting(
         30_000, doc="time between passes over a partition", at_least=1

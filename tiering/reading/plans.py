@@ -15,11 +15,12 @@ from uuid import UUID
 
 from commitlog.log.log import Log
 from commitlog.types import AbortedTransaction
+from tidemark.config import ServerConfig
 from tidemark.errors import CorruptMessageError, OffsetOutOfRangeError
 from tidemark.records import read_header
 from tidemark.records.header import HEADER_BYTES
 from tidemark.types import TopicIdPartition
-from tiering.errors import RemoteStorageNotReadyError
+from tiering.errors import RemoteReadBusyError, RemoteStorageNotReadyError
 from tiering.metadata.manager import RemoteLogMetadataManager
 from tiering.metadata.segments import (
     EpochEntry,
@@ -37,6 +38,8 @@ _FINISHED = RemoteLogSegmentState.COPY_SEGMENT_FINISHED
 SPLIT_BYTES_MIN = 1 << 20
 SEGMENTS_MAX = 64
 """Segments of one plan: each may cost a read of its indexes, and an answer has a deadline."""
+PLANS_MAX = 64
+"""Plans that a node makes at once."""
 
 
 class Piece(NamedTuple):
@@ -142,13 +145,16 @@ class ReadPlanner:
         aborted: Callable[
             [TopicIdPartition, Log, int, int], Awaitable[Sequence[AbortedTransaction]]
         ],
-        url_ms: int,
+        config: ServerConfig,
     ) -> None:
         self._storage = storage
+        self._is_enabled = config.remote_log_direct_read_enable
+        self._planning = 0
         self._metadata = metadata
         self._segments = segments
         self._aborted = aborted
-        self._url_s = min(max(1, url_ms // 1000), 7 * 86_400)  # the most that S3 signs for
+        url_s = max(1, config.remote_log_lease_max_ms // 1000)
+        self._url_s = min(url_s, 7 * 86_400)  # the most that S3 signs for
 
     async def plan(
         self,
@@ -161,14 +167,34 @@ class ReadPlanner:
     ) -> ReadPlan:
         """Plans a read of [start, end).
 
-        Raises OffsetOutOfRangeError below the log start, RemoteStorageNotReadyError,
-        CorruptMessageError and the errors of the store.
+        Raises OffsetOutOfRangeError below the log start, RemoteReadBusyError,
+        RemoteStorageNotReadyError, CorruptMessageError and the errors of the store.
         """
         store = self._storage
+        if not self._is_enabled:
+            return ReadPlan((), start, (), "remote.log.direct.read.enable is false")
         if not isinstance(store, DirectStore):
             return ReadPlan((), start, (), "the store of this cluster gives clients no addresses")
         if not self._metadata.is_ready(partition):
             raise RemoteStorageNotReadyError
+        if self._planning >= PLANS_MAX:
+            raise RemoteReadBusyError
+        self._planning += 1
+        try:
+            return await self._plan(partition, log, start, end, split_bytes, read_committed, store)
+        finally:
+            self._planning -= 1
+
+    async def _plan(
+        self,
+        partition: TopicIdPartition,
+        log: Log,
+        start: int,
+        end: int,
+        split_bytes: int,
+        read_committed: bool,
+        store: DirectStore,
+    ) -> ReadPlan:
         tier = self._metadata.remote_segments(partition)
         epochs = tuple(EpochEntry(*entry) for entry in log.epochs.entries())
         pieces: list[Piece] = []
@@ -194,7 +220,7 @@ class ReadPlanner:
         as `plan`.
         """
         store = self._storage
-        if not isinstance(store, DirectStore):
+        if not self._is_enabled or not isinstance(store, DirectStore):
             return {}
         if not self._metadata.is_ready(partition):
             raise RemoteStorageNotReadyError

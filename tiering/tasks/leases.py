@@ -141,3 +141,13 @@ class Leases:
         async with self._locks[partition]:
             leases = parse_leases(await self._run(lambda: store.read_leases(partition)))
         return unheld(segments, leases, self._now_ms())
+
+    async def forget(self, partition: TopicIdPartition) -> None:
+        """Deletes the leases of a deleted partition. Raises the errors of the store."""
+        store = self._store
+        if store is None:
+            return
+        async with self._locks[partition]:
+            if await self._run(lambda: store.read_leases(partition)):
+                await self._run(lambda: store.write_leases(partition, b""))
+        del self._locks[partition]

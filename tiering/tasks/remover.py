@@ -32,6 +32,7 @@ from tiering.metadata.segments import (
     RemotePartitionDeleteState,
 )
 from tiering.tasks.deleter import SegmentDeleter
+from tiering.tasks.leases import Leases
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +84,7 @@ class PartitionRemover:
         config: ServerConfig,
         metadata: RemoteLogMetadataManager,
         deleter: SegmentDeleter,
+        leases: Leases,
         cluster: TierCluster,
         now_ms: Callable[[], int],
         rng: random.Random,
@@ -90,6 +92,7 @@ class PartitionRemover:
         self._config = config
         self._metadata = metadata
         self._deleter = deleter
+        self._leases = leases
         self._cluster = cluster
         self._now_ms = now_ms
         self._random = rng
@@ -174,6 +177,7 @@ class PartitionRemover:
         if left:
             logger.info("%s: %d copies may still be uploading", partition, left)
             return
+        await self._leases.forget(partition)
         await self._record(partition, _D.DELETE_PARTITION_FINISHED)
         logger.info("removed %s from the tier", partition)
 

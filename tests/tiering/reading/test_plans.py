@@ -16,6 +16,7 @@ from tests.tiering.builders import PARTITION, segment, tier_of
 from tests.tiering.world import NOW_MS, World
 from tidemark.errors import ErrorCode, InvalidRequestError, OffsetOutOfRangeError, code_of
 from tidemark.records import iter_batches
+from tiering.errors import RemoteReadBusyError
 from tiering.metadata.segments import EpochEntry
 from tiering.reading import plans
 from tiering.reading.plans import Piece, ReadPlan, byte_range, cuts, spans
@@ -223,5 +224,47 @@ def test_a_plan_of_whole_segments_reads_no_index(tmp_path: Path) -> None:
         world.storage.fetch_sidecar = world.storage.fetch_index = None
         found = await plan(world, 0, 60, 1 << 20)
         assert [(p.start_position, p.end) for p in found.pieces] == [(0, 20), (0, 40), (0, 60)]
+
+    asyncio.run(test())
+
+
+def test_a_cluster_that_gives_no_urls_says_so(tmp_path: Path) -> None:
+    async def test() -> None:
+        settings = {"remote_log_direct_read_enable": "false"}
+        world = await tiered(tmp_path, settings=settings)
+        found = await plan(world, 0, 60)
+        assert not found.pieces and found.tail_offset == 0
+        assert found.not_direct == "remote.log.direct.read.enable is false"
+        (first, *_) = world.metadata.list_remote_log_segments(PARTITION)
+        assert not await world.manager.urls(PARTITION, world.log, [first.id])
+
+    asyncio.run(test())
+
+
+def test_plans_beyond_the_limit_are_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plans, "PLANS_MAX", 2)
+
+    async def test() -> None:
+        world = await tiered(tmp_path)
+        asked = [plan(world, 0, 60) for _ in range(3)]
+        found = await asyncio.gather(*asked, return_exceptions=True)
+        assert [isinstance(one, RemoteReadBusyError) for one in found] == [False, False, True]
+        assert (await plan(world, 0, 60)).pieces
+
+    asyncio.run(test())
+
+
+def test_a_deleted_partition_leaves_no_leases(tmp_path: Path) -> None:
+    async def test() -> None:
+        world = await tiered(tmp_path, segments=1)
+        leases = world.manager.leases
+        await leases.forget(PARTITION)
+        assert not (tmp_path / "tier" / "leases").exists()
+        await leases.hold(PARTITION, "job", 0, 5, 1_000)
+        assert list((tmp_path / "tier" / "leases").iterdir())
+        await leases.forget(PARTITION)
+        assert not list((tmp_path / "tier" / "leases").iterdir())
 
     asyncio.run(test())

@@ -25,6 +25,7 @@ from tiering.metadata.segments import (
 )
 from tiering.metrics import RemoteMetrics
 from tiering.tasks.deleter import SegmentDeleter
+from tiering.tasks.leases import Leases
 from tiering.tasks.remover import ABSENCE_GRACE_MS, UPLOAD_GRACE_MS, PartitionRemover
 from tiering.tasks.uploads import Uploads
 
@@ -123,7 +124,8 @@ def remover(tier: Tier, cluster: Cluster, node_id: int = 1) -> PartitionRemover:
     )
     deleter._pool = Inline()  # type: ignore[assignment]
     metadata.recorded_partitions(lambda number: True)
-    return PartitionRemover(config, metadata, deleter, cluster, lambda: 5, random.Random(1))
+    leases = Leases(tier, deleter.run, lambda: 5, 1_000)  # type: ignore[arg-type]
+    return PartitionRemover(config, metadata, deleter, leases, cluster, lambda: 5, random.Random(1))
 
 
 def run(scenario: Callable[[], Awaitable[None]]) -> None:
