@@ -16,6 +16,7 @@ import typer
 
 from tidemark.cli.output import json_of, settings_of
 from tidemark.cli.session import DryRun, Session, check_reachable, with_session
+from tidemark.cli.tier_store import Config, verify_with
 from tidemark.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -208,6 +209,32 @@ def import_(
     else:
         text = f"{done.records} records in {done.batches} batches, {done.records_in_all} in all"
     session.tell(json_of(done), [f"{to}: {text}{'' if dry_run else '; all counts agree'}"])
+
+
+@run_app.command("scrub")
+@with_session
+def scrub(
+    session: Session,
+    config: Config,
+    topic: Annotated[str | None, typer.Option("--topic", help="Of this topic only.")] = None,
+    dry_run: DryRun = False,
+    master: Master = "local[*]",
+    conf: Conf = None,
+) -> None:
+    """Check every finished segment of the tier as `tidemark tier verify` does, in Spark's tasks."""
+    from tidemark.cli.spark_scrub import findings_in_spark
+    from tidemark.config import load_server_config
+
+    settings = load_server_config(config)
+    if dry_run:
+        verify_with(session, topic, lambda live: ([], sum(len(cache) for _, cache, _ in live)))
+        return
+
+    def report(done: int, total: int) -> None:
+        typer.echo(f"scrub: {done} of {total} segments are checked", err=True)
+
+    with _spark(session, "scrub", master, conf) as spark:
+        verify_with(session, topic, lambda live: findings_in_spark(spark, settings, live, report))
 
 
 @run_app.command("stats")

@@ -6,6 +6,7 @@ Both read the store by a node's settings (rsm.config.*) and the metadata of a li
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from tiering.store.manager import RemoteStorageManager
     from tiering.store.verifying import RemoteFinding
 
+    Live = list[tuple[TopicIdPartition, RemoteLogMetadataCache, tuple[int, int] | None]]
+
 Config = Annotated[
     Path, typer.Option("--config", "-c", help="A node's server.properties: rsm.config.* is used.")
 ]
@@ -39,8 +42,25 @@ def verify(
 ) -> None:
     """Check every finished segment in the store: both objects, checksums, batches, offsets; and
     that segments cover the log. Reads all bytes. Exit status 1 if anything is wrong."""
-    storage, _ = _open(config)
-    with closing(storage), session.admin() as admin:
+
+    def check(live: Live) -> tuple[list[RemoteFinding], int]:
+        storage, _ = _open(config)
+        with closing(storage):
+            return _findings(storage, live)
+
+    verify_with(session, topic, check)
+
+
+def verify_with(
+    session: Session,
+    topic: str | None,
+    check: Callable[[Live], tuple[list[RemoteFinding], int]],
+) -> None:
+    """Shows what `check` finds wrong in live partitions, and the number of segments it checked.
+
+    Raises CorruptMessageError if anything is wrong.
+    """
+    with session.admin() as admin:
         first = leader_replicas(admin)
         history = read_history(session, admin)
         starts = {one: replica.log_start_offset for one, replica in leader_replicas(admin).items()}
@@ -55,7 +75,7 @@ def verify(
             for partition, cache in history.of_topic(topic)
             if ids.get(partition.topic) == partition.topic_id
         ]
-        found, checked = _findings(storage, live)
+        found, checked = check(live)
         if any(one.segment is not None for one in found):
             found = _still_there(found, read_history(session, admin))
     summary = {"segments": checked, "findings": len(found), "complete": history.is_complete}
@@ -139,10 +159,7 @@ def _open(config: Path) -> tuple[RemoteStorageManager, StoreListing]:
     return open_store(load_server_config(config))
 
 
-def _findings(
-    storage: RemoteStorageManager,
-    partitions: list[tuple[TopicIdPartition, RemoteLogMetadataCache, tuple[int, int] | None]],
-) -> tuple[list[RemoteFinding], int]:
+def _findings(storage: RemoteStorageManager, partitions: Live) -> tuple[list[RemoteFinding], int]:
     """Returns what is wrong, and the number of segments checked."""
     from tiering.metadata.history import finished
     from tiering.store.verifying import verify_coverage, verify_segment
