@@ -19,7 +19,7 @@ from tests.client.fetch_sessions import FakeSession
 from tidemark.errors import ErrorCode
 from tidemark.records import Record, encode_batch, read_header
 from tidemark.types import TopicPartition
-from tidemark.v1 import log_pb2, log_pb2_grpc
+from tidemark.v1 import admin_pb2, admin_pb2_grpc, log_pb2, log_pb2_grpc
 
 
 @dataclass
@@ -60,7 +60,8 @@ class FakePartition:
 class FakeLog(log_pb2_grpc.LogServicer):
     """The service over `partitions`; `fetches` counts requests of FetchStream.
 
-    All topics have the id `topic_id`, and fetches of another one are refused.
+    All topics have the id `topic_id`, and fetches of another one are refused. `unlisted` topics
+    are not in the answers of ListTopics.
     """
 
     def __init__(self, partitions: dict[TopicPartition, FakePartition]) -> None:
@@ -69,6 +70,7 @@ class FakeLog(log_pb2_grpc.LogServicer):
         self.leader_epoch = 0
         self.port = 0
         self.fetches = 0
+        self.unlisted: set[str] = set()
 
     @property
     def bootstrap_servers(self) -> str:
@@ -144,12 +146,26 @@ class FakeLog(log_pb2_grpc.LogServicer):
         return answer
 
 
+class FakeAdmin(admin_pb2_grpc.AdminServicer):
+    """ListTopics over the fake."""
+
+    def __init__(self, fake: FakeLog) -> None:
+        self._fake = fake
+
+    def ListTopics(self, request: Any, context: Any) -> Any:
+        answer = admin_pb2.ListTopicsResponse()
+        for name in {tp.topic for tp in self._fake.partitions} - self._fake.unlisted:
+            answer.topics.add(name=name)
+        return answer
+
+
 @contextmanager
 def serving(partitions: dict[TopicPartition, FakePartition]) -> Iterator[FakeLog]:
     """The fake on a free loopback port."""
     fake = FakeLog(partitions)
     server = grpc.server(ThreadPoolExecutor(8))
     log_pb2_grpc.add_LogServicer_to_server(fake, server)
+    admin_pb2_grpc.add_AdminServicer_to_server(FakeAdmin(fake), server)
     fake.port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     try:

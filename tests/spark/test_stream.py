@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.spark.fake_log import FakeLog, FakePartition, records, serving
-from tidemark.errors import ConfigError
-from tidemark.spark import stream
+from tidemark.errors import ConfigError, UnknownTopicOrPartitionError
+from tidemark.spark import lookups, stream
 from tidemark.spark.clients import CLIENTS
 from tidemark.spark.offsets import DataLossError
 from tidemark.spark.portable import portable_source
@@ -38,9 +38,10 @@ def fake() -> Iterator[FakeLog]:
 class Query:
     """A query over the portable reader, as Spark runs it: offsets pass through JSON."""
 
-    def __init__(self, fake: FakeLog, **more: str) -> None:
+    def __init__(self, fake: FakeLog, **more: str | None) -> None:
         options = {"bootstrap.servers": fake.bootstrap_servers, "subscribe": "t"} | more
-        source = portable_source()(options)
+        given = {name: value for name, value in options.items() if value is not None}
+        source = portable_source()(given)
         self.reader = source.streamReader(source.schema())
         self.offset: Any = json.loads(json.dumps(self.reader.initialOffset()))
 
@@ -162,6 +163,64 @@ def test_a_topic_made_anew_under_a_query_is_loss(fake: FakeLog, query: Query) ->
         query.next()
 
 
+@with_limits
+def test_topics_of_a_pattern_come_and_go(fake: FakeLog) -> None:
+    """Whole names; a topic that is not listed for a moment is not read again from its start."""
+    query = Query(fake, subscribePattern="t|u.*", subscribe=None, columns="partition,offset")
+    assert query.next() == of(0, 0, 30)
+    fake.partitions[TopicPartition("tt", 0)] = FakePartition()
+    fake.partitions[TopicPartition("tt", 0)].append(records(0, 7))
+    assert query.next() is None
+    fake.partitions[TopicPartition("u1", 3)] = FakePartition()
+    fake.partitions[TopicPartition("u1", 3)].append(records(0, 2))
+    assert query.next() == of(3, 0, 2)
+    fake.unlisted.add("u1")
+    fake.partitions[TopicPartition("u1", 3)].append(records(2, 2))
+    assert query.next() == of(3, 2, 4)
+    del fake.partitions[TopicPartition("u1", 3)]
+    with pytest.raises(DataLossError, match="u1-3: the topic was deleted"):
+        query.next()
+    query.reader.stop()
+
+
+@with_limits
+def test_tolerated_losses_of_whole_topics_stop_no_other_topic(
+    fake: FakeLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lookups, "_UNKNOWN_MS", 200)
+    made = {"subscribe": "t,u", "failOnDataLoss": "false", "columns": "partition,offset"}
+    u9 = TopicPartition("u", 9)
+    fake.partitions[u9] = FakePartition()
+    fake.partitions[u9].append(records(0, 5))
+    query = Query(fake, **made)
+    assert query.next() == of(0, 0, 30) + of(9, 0, 5)
+    del fake.partitions[u9]
+    fake.partitions[T0].append(records(30, 5))
+    assert query.next() == of(0, 30, 35)
+    place = query.offset["topics"]["u"]["partitions"]["9"]["offset"]
+    assert (query.next(), place) == (None, 5)
+    restarted = Query(fake, **made)
+    restarted.offset = query.offset
+    assert restarted.next() is None
+    fake.topic_id = type(fake.topic_id)(int=7)  # all topics are others now
+    fake.partitions[u9] = FakePartition()
+    fake.partitions[u9].append(records(0, 3))
+    assert restarted.next() == of(0, 0, 35) + of(9, 0, 3)
+    for each in (query, restarted):
+        each.reader.stop()
+
+
+@with_limits
+def test_a_topic_that_never_was_is_an_error_whatever_is_tolerated(
+    fake: FakeLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lookups, "_UNKNOWN_MS", 200)
+    query = Query(fake, subscribe="t,typo", failOnDataLoss="false")
+    with pytest.raises(UnknownTopicOrPartitionError, match="is its name right"):
+        query.next()
+    query.reader.stop()
+
+
 def test_progress_shows_the_ends_of_the_logs(fake: FakeLog, query: Query) -> None:
     partitions = query.reader.reportLatestOffset()["topics"]["t"]["partitions"]
     assert {number: one["offset"] for number, one in partitions.items()} == {"0": 30, "1": 0}
@@ -178,3 +237,5 @@ def test_a_limit_that_this_spark_does_not_obey_is_refused(
     monkeypatch.setattr(stream, "limits", None)
     with pytest.raises(ConfigError, match=r"maxOffsetsPerTrigger needs Spark 4\.2"):
         Query(fake, maxOffsetsPerTrigger="20")
+    with pytest.raises(ConfigError, match=r"subscribePattern in a stream needs Spark 4\.2"):
+        Query(fake, subscribePattern="t", subscribe=None)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any, TypeVar
 
@@ -22,14 +23,18 @@ from tidemark.errors import (
     LeaderNotAvailableError,
     RequestTimedOutError,
     UnknownTopicOrPartitionError,
+    raise_for,
 )
 from tidemark.spark.options import SourceOptions
 from tidemark.surroundings import make_rng
 from tidemark.types import TopicPartition
+from tidemark.v1 import admin_pb2
 
 T = TypeVar("T")
 
 _UNKNOWN_MS = 4_000
+_GONE_MS = 500  # for a topic that was unknown for so long before: the others do not wait
+_LIST_TOPICS = "/tidemark.v1.Admin/ListTopics"
 _ISOLATION_LEVELS = {"read_uncommitted": 0, "read_committed": 1}
 
 
@@ -53,6 +58,7 @@ class AsyncLookups:
         )
         self._loop = asyncio.get_running_loop()
         self._until_s = 0.0
+        self._gone: set[str] = set()
         self.restart()
 
     def restart(self, timeout_max_ms: float = math.inf) -> None:
@@ -78,10 +84,47 @@ class AsyncLookups:
         found = await asyncio.gather(*map(self._topic, wanted))
         return dict(zip(wanted, found, strict=True))
 
-    async def _topic(self, name: str) -> TopicMetadata:
+    async def existing(self, names: Iterable[str]) -> dict[str, TopicMetadata]:
+        """As `topics`, without those that are unknown."""
+        wanted = list(names)
+        self._metadata.look_up(wanted)
+        found = await asyncio.gather(*map(self._if_known, wanted))
+        return {topic.name: topic for topic in found if topic is not None}
+
+    async def _if_known(self, name: str) -> TopicMetadata | None:
+        try:
+            topic = await self._topic(name, _GONE_MS if name in self._gone else _UNKNOWN_MS)
+        except UnknownTopicOrPartitionError:
+            self._gone.add(name)
+            return None
+        self._gone.discard(name)
+        return topic
+
+    async def matching(self, pattern: str) -> list[str]:
+        """The topics whose whole name `pattern` matches, but no internal ones.
+
+        Raises RequestTimedOutError at the deadline.
+        """
+        matches = re.compile(pattern).fullmatch
+        request = admin_pb2.ListTopicsRequest()
+        decode = admin_pb2.ListTopicsResponse.FromString
+        while True:
+            for address in self._metadata.candidates():
+                try:
+                    await self._metadata.ensure_fresh()
+                    answer = await self._connections.call(
+                        address, _LIST_TOPICS, request, decode, timeout_ms=self._left_ms()
+                    )
+                    raise_for(answer.error_code, answer.error_message)
+                    return sorted(topic.name for topic in answer.topics if matches(topic.name))
+                except ApiError as error:
+                    self._raise_if_late(error)
+            await asyncio.sleep(0.1)
+
+    async def _topic(self, name: str, unknown_ms: float = _UNKNOWN_MS) -> TopicMetadata:
         while True:
             try:
-                return await self._metadata.topic(name, min(_UNKNOWN_MS, self._left_ms()))
+                return await self._metadata.topic(name, min(unknown_ms, self._left_ms()))
             except UnknownTopicOrPartitionError:
                 raise UnknownTopicOrPartitionError(
                     f"topic {name!r} is unknown to the cluster at {self._servers}; is its name"
@@ -152,6 +195,12 @@ class Lookups(Face):
 
     def topics(self, names: Iterable[str]) -> dict[str, TopicMetadata]:
         return self._thread.run(self._core.topics(names))
+
+    def existing(self, names: Iterable[str]) -> dict[str, TopicMetadata]:
+        return self._thread.run(self._core.existing(names))
+
+    def matching(self, pattern: str) -> list[str]:
+        return self._thread.run(self._core.matching(pattern))
 
     def offsets(
         self, asked: Mapping[TopicPartition, int]

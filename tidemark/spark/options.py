@@ -32,6 +32,7 @@ _KNOWN = (
     "bootstrap.servers",
     "kafka.bootstrap.servers",
     "subscribe",
+    "subscribePattern",
     "assign",
     "startingOffsets",
     "endingOffsets",
@@ -73,7 +74,6 @@ _OF_SNAPSHOTS = (
 )
 _OF_STREAMS = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
 _REFUSED = {
-    "subscribePattern": "subscribePattern is not supported: name the topics in subscribe",
     "fetchOffset.numRetries": "fetchOffset.numRetries: tries have a time here, lookupTimeoutMs",
     "fetchOffset.retryIntervalMs": "fetchOffset.retryIntervalMs: the client chooses its pauses,"
     " and tries for lookupTimeoutMs",
@@ -97,11 +97,12 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """The options of a read, typed. One of `topics`, `partitions` and `snapshot` is given."""
+    """The options of a read, typed: `topics`, `partitions`, `pattern` or `snapshot` is given."""
 
     bootstrap_servers: str
     topics: tuple[str, ...]
     partitions: tuple[TopicPartition, ...]
+    pattern: str
     starting: Limit
     ending: Limit
     latest_when_no_record_matches: bool
@@ -146,7 +147,7 @@ def parse_options(options: Mapping[str, str], *, is_stream: bool = False) -> Sou
     servers = _one_of(given, "bootstrap.servers", "kafka.bootstrap.servers")
     if not servers:
         raise ConfigError("the option bootstrap.servers is required: host:port,host:port")
-    topics, partitions = _what_to_read(given)
+    topics, partitions, pattern = _what_to_read(given)
     strategy = _choice(given, "startingOffsetsByTimestampStrategy", ("error", "latest"))
     isolation = _one_of(given, "isolation.level", "kafka.isolation.level") or (
         "read_committed" if is_stream else "read_uncommitted"
@@ -159,6 +160,7 @@ def parse_options(options: Mapping[str, str], *, is_stream: bool = False) -> Sou
         bootstrap_servers=servers,
         topics=topics,
         partitions=partitions,
+        pattern=pattern,
         starting=_limit(given, "starting", EARLIEST),
         ending=_limit(given, "ending", LATEST),
         latest_when_no_record_matches=strategy == "latest",
@@ -207,21 +209,35 @@ def _one_of(given: Mapping[str, str], name: str, alias: str) -> str | None:
 
 def _what_to_read(
     given: Mapping[str, str],
-) -> tuple[tuple[str, ...], tuple[TopicPartition, ...]]:
+) -> tuple[tuple[str, ...], tuple[TopicPartition, ...], str]:
+    """Topics, partitions, or a pattern of topics; the others are empty."""
     if "snapshot" in given:
         for name in given:
             if name not in _OF_SNAPSHOTS:
                 raise ConfigError(f"{name} has no effect with snapshot: the plan was made before")
-        return (), ()
-    if ("subscribe" in given) == ("assign" in given):
-        raise ConfigError("give exactly one of the options subscribe and assign")
+        return (), (), ""
+    if sum(name in given for name in ("subscribe", "subscribePattern", "assign")) != 1:
+        raise ConfigError("give exactly one of the options subscribe, subscribePattern and assign")
     if "assign" in given:
-        partitions = _parse_assign(given["assign"])
-        return (), partitions
+        return (), _parse_assign(given["assign"]), ""
+    if "subscribePattern" in given:
+        return (), (), _checked_pattern(given["subscribePattern"])
     topics = tuple(dict.fromkeys(t.strip() for t in given["subscribe"].split(",") if t.strip()))
     if not topics:
         raise ConfigError("subscribe names no topic: topic,topic")
-    return topics, ()
+    return topics, (), ""
+
+
+def _checked_pattern(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ConfigError(
+            f"subscribePattern={text!r} is no regular expression of Python: {error}"
+        ) from None
+    if not text:
+        raise ConfigError("subscribePattern is empty: it matches no topic")
+    return text
 
 
 def _parse_assign(text: str) -> tuple[TopicPartition, ...]:

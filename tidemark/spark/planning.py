@@ -6,7 +6,8 @@ questions. A planning client lives for one plan.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 from uuid import UUID
@@ -31,12 +32,16 @@ Offsets = dict[TopicPartition, int]
 
 
 class Known(NamedTuple):
-    """The partitions that are read: topic id, log start, end, and leader epoch at that end."""
+    """The partitions that are read: topic id, log start, end, and leader epoch at that end.
+
+    `gone` has the topics that a stream has begun, and that the cluster does not know any more.
+    """
 
     topic_ids: dict[TopicPartition, UUID]
     earliest: Offsets
     latest: Offsets
     epochs: dict[TopicPartition, int]
+    gone: frozenset[str] = frozenset()
 
     @property
     def partitions(self) -> list[TopicPartition]:
@@ -77,20 +82,33 @@ def identified(offsets: OffsetRange, known: Known) -> OffsetRange:
     return replace(offsets, topic_id=known.topic_ids[tp], leader_epoch=known.epochs[tp])
 
 
-def look_around(lookups: Lookups, options: SourceOptions) -> Known:
-    """The partitions of the options, and what their logs have. Raises as `plan`."""
-    names = dict.fromkeys(tp.topic for tp in options.partitions) or options.topics
-    topics = lookups.topics(names)
+def look_around(lookups: Lookups, options: SourceOptions, begun: Collection[str] = ()) -> Known:
+    """The partitions of the options, and what their logs have. Raises as `plan`.
+
+    Topics that a stream has `begun` may be gone. One that is not listed is asked for by its name:
+    the list of a node may lag behind.
+    """
+    named = dict.fromkeys(tp.topic for tp in options.partitions) or dict.fromkeys(options.topics)
+    if options.pattern:
+        matches = re.compile(options.pattern).fullmatch
+        listed = lookups.matching(options.pattern)
+        topics = lookups.existing({*listed, *filter(matches, begun)})
+        gone = frozenset(filter(matches, begun)) - topics.keys()
+    else:
+        topics = lookups.topics(name for name in named if name not in begun)
+        topics |= lookups.existing(name for name in named if name in begun)
+        gone = frozenset(named) - topics.keys()
     existing = {
         TopicPartition(topic.name, number): topic.topic_id
         for topic in topics.values()
         for number in topic.partitions
     }
-    for tp in options.partitions:
+    assigned = [tp for tp in options.partitions if tp.topic not in gone]
+    for tp in assigned:
         if tp not in existing:
             count = len(topics[tp.topic].partitions)
             raise ConfigError(f"assign names {tp}, but the topic has {count} partitions, from 0 on")
-    ids = {tp: existing[tp] for tp in sorted(options.partitions or existing)}
+    ids = {tp: existing[tp] for tp in sorted(assigned if options.partitions else existing)}
     earliest = lookups.offsets(dict.fromkeys(ids, EARLIEST))
     latest = lookups.offsets(dict.fromkeys(ids, LATEST))
     return Known(
@@ -98,6 +116,7 @@ def look_around(lookups: Lookups, options: SourceOptions) -> Known:
         {tp: found.offset if found else 0 for tp, found in earliest.items()},
         {tp: found.offset if found else 0 for tp, found in latest.items()},
         {tp: found.leader_epoch if found else -1 for tp, found in latest.items()},
+        gone,
     )
 
 

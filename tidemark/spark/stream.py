@@ -2,7 +2,8 @@
 
 Spark 4.2 and later pass the start and a limit to `latestOffset`. They also let a source end at what
 was there when a query with AvailableNow began. Spark 4.0 and 4.1 do neither: a batch reads all
-there is, AvailableNow is one batch, and maxOffsetsPerTrigger is refused.
+there is, AvailableNow is one batch, and maxOffsetsPerTrigger is refused. So is subscribePattern:
+after a restart, a topic that a node does not list yet would be read again from its first record.
 
 Offset methods run in one long-lived process of the driver. `read` runs in a task, in an instance
 that has its options alone.
@@ -11,7 +12,7 @@ that has its options alone.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import InputPartition
@@ -35,9 +36,14 @@ class TidemarkStreamReader:
     """Reads topics batch by batch; its methods are those of Spark's DataSourceStreamReader."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
-        """Raises ConfigError for limits that this Spark does not obey."""
+        """Raises ConfigError for what this Spark does not make possible."""
         if limits is None and options.offsets_per_trigger_max is not None:
             raise ConfigError("maxOffsetsPerTrigger needs Spark 4.2: leave it out, or upgrade")
+        if limits is None and options.pattern:
+            raise ConfigError(
+                "subscribePattern in a stream needs Spark 4.2: name the topics in subscribe, or "
+                "upgrade"
+            )
         self._options = options
         self._schema = schema
         self._lookups: Lookups | None = None
@@ -52,7 +58,7 @@ class TidemarkStreamReader:
         """The offset before the first batch: the same whenever this reader is asked."""
         with in_one_line():
             if self._initial is None:
-                known = self._look_around()
+                known = self._look_around(() if self._options.fail_on_data_loss else self._named())
                 assert self._lookups is not None
                 starts = offsets_of(self._lookups, self._options, self._options.starting, known)
                 self._initial = core.to_json(core.begin_at(starts, _ends(known)))
@@ -69,7 +75,7 @@ class TidemarkStreamReader:
     def prepareForTriggerAvailableNow(self) -> None:
         """Fixes the end that no batch of this query goes beyond."""
         with in_one_line():
-            self._target = core.end_of_log({}, _ends(self._look_around()), fail_on_data_loss=False)
+            self._target = self._log_ends()
 
     def latestOffset(self, start: Any = None, limit: Any = None) -> dict[str, Any]:
         """The end of the next batch, or `start` if there is none yet.
@@ -78,9 +84,12 @@ class TidemarkStreamReader:
         """
         with in_one_line():
             begin = self._last if start is None else core.from_json(start)
-            loses = self._options.fail_on_data_loss
+            known = self._look_around({tp.topic for tp in begin})
             end: core.StreamOffset = core.end_of_log(
-                begin, _ends(self._look_around()), fail_on_data_loss=loses
+                begin,
+                _ends(known),
+                fail_on_data_loss=self._options.fail_on_data_loss,
+                gone=known.gone,
             )
             if self._target is not None:
                 end = core.at_most(begin, end, self._target)
@@ -94,8 +103,7 @@ class TidemarkStreamReader:
     def reportLatestOffset(self) -> dict[str, Any]:
         """The ends of the logs, for the progress of the query."""
         with in_one_line():
-            ends = _ends(self._look_around())
-            return core.to_json(core.end_of_log({}, ends, fail_on_data_loss=False))
+            return core.to_json(self._log_ends())
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[SlicePartition]:
         """The slices of a batch. Raises DataLossError."""
@@ -123,11 +131,19 @@ class TidemarkStreamReader:
             self._lookups.close()
             self._lookups = None
 
-    def _look_around(self) -> Known:
+    def _log_ends(self) -> core.StreamOffset:
+        """The ends of all logs that there are; a topic that is gone has none."""
+        ends = _ends(self._look_around(self._named()))
+        return core.end_of_log({}, ends, fail_on_data_loss=False)
+
+    def _named(self) -> set[str]:
+        return {*self._options.topics, *(tp.topic for tp in self._options.partitions)}
+
+    def _look_around(self, begun: Collection[str]) -> Known:
         if self._lookups is None:
             self._lookups = Lookups(self._options)
         self._lookups.restart()
-        return look_around(self._lookups, self._options)
+        return look_around(self._lookups, self._options, begun)
 
 
 def _ends(known: Known) -> dict[Any, core.LogEnds]:

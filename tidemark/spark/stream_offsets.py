@@ -10,7 +10,7 @@ Records that are gone are data loss, and so are all those of a topic that was ma
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
@@ -20,6 +20,7 @@ from tidemark.spark.offsets import DataLossError, OffsetRange
 from tidemark.types import TopicPartition
 
 _VERSION = 1
+_TOLERATE = "failOnDataLoss=false reads what there is"
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,19 +148,22 @@ def begin_at(starts: Mapping[TopicPartition, int], ends: Ends) -> dict[TopicPart
 
 
 def end_of_log(
-    start: StreamOffset, ends: Ends, *, fail_on_data_loss: bool
+    start: StreamOffset, ends: Ends, *, fail_on_data_loss: bool, gone: Collection[str] = ()
 ) -> dict[TopicPartition, StreamPlace]:
     """The offset behind all records that there are. Partitions that are gone keep their place.
 
-    Raises DataLossError for records between `start` and the log that are gone, unless that is
-    tolerated.
+    Raises DataLossError for records between `start` and the log that are gone, and for topics that
+    are `gone`, unless that is tolerated.
     """
     found = {tp: place for tp, place in start.items() if tp not in ends}
+    for tp in sorted(found):
+        if tp.topic in gone and fail_on_data_loss:
+            raise DataLossError(f"{tp}: the topic was deleted; {_TOLERATE}")
     for tp, log in ends.items():
         before = start.get(tp)
         problem = _loss(tp, before, log, start)
         if problem is not None and fail_on_data_loss:
-            raise DataLossError(f"{problem}; failOnDataLoss=false reads what there is")
+            raise DataLossError(f"{problem}; {_TOLERATE}")
         if before is None or before.topic_id != log.topic_id:
             found[tp] = StreamPlace(log.topic_id, log.latest, log.leader_epoch, log.earliest)
         elif before.offset == log.latest:
@@ -246,7 +250,7 @@ def ranges_between(
         elif begin > place.offset:
             problem = f"{tp}: the query has read up to {begin}, but the log ended at {place.offset}"
         if problem is not None and fail_on_data_loss:
-            raise DataLossError(f"{problem}; failOnDataLoss=false reads what there is")
+            raise DataLossError(f"{problem}; {_TOLERATE}")
         if begin < place.offset:
             found.append(OffsetRange(*tp, begin, place.offset, place.topic_id, place.leader_epoch))
     return found
