@@ -14,6 +14,7 @@ from tests.cli.fake_admin import is_refusal
 from tidemark.cli.group_offsets import Destination, offsets_in, resets
 from tidemark.cli.local_cluster import LocalCluster
 from tidemark.cli.main import app
+from tidemark.cli.self_test import SelfTest
 from tidemark.client import Admin, Consumer, NewTopic, OffsetAndMetadata, OffsetSpec, Producer
 from tidemark.errors import ConfigError
 from tidemark.types import TopicPartition
@@ -166,3 +167,28 @@ def test_ways_to_reset_and_files() -> None:
     ]
     with pytest.raises(ConfigError, match="line 2"):
         list(offsets_in("a,0,5\na,0"))
+
+
+def test_a_live_cluster_tests_itself_and_leaves_nothing(cluster: LocalCluster) -> None:
+    before = run(cluster, "topics", "list"), run(cluster, "groups", "list")
+    steps = json.loads(run(cluster, "self-test", "--records", "50", "--json"))
+    assert [step["error"] for step in steps] == [None] * 6
+    assert (run(cluster, "topics", "list"), run(cluster, "groups", "list")) == before
+
+
+def test_a_record_that_is_another_fails_the_self_test_which_cleans_up_still(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = run(cluster, "topics", "list")
+    read = SelfTest._read
+
+    def damaged(self: SelfTest, consumer: Any, each: int) -> dict[TopicPartition, list[bytes]]:
+        found = read(self, consumer, each)
+        next(iter(found.values()))[3] = b"another"
+        return found
+
+    monkeypatch.setattr(SelfTest, "_read", damaged)
+    told = run(cluster, "self-test", "--records", "50", code=1).splitlines()
+    assert [line.split("\t")[1].split(":")[0] for line in told[1:]] == ["ok", "ok", "failed", "ok"]
+    assert "50 records came, not those that were sent" in told[3]
+    assert run(cluster, "topics", "list") == before

@@ -52,7 +52,7 @@ def path_of_contexts() -> Path:
 
 
 def load() -> Contexts:
-    """What the file has. Raises ConfigError for a file that can not be read."""
+    """Reads the file. Raises ConfigError for a file that can not be read."""
     path = path_of_contexts()
     try:
         found = json.loads(path.read_text(encoding="utf-8"))

@@ -50,6 +50,7 @@ _COMMANDS = (
     "dev",
     "produce",
     "consume",
+    "self-test",
     "get-offsets",
     "delete-records",
     "dump-log",

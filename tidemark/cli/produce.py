@@ -127,7 +127,7 @@ def produce(
     elif transaction_timeout_ms is not None or messages_per_transaction is not None:
         raise ConfigError("transactions need a --transactional-id")
     if timeout is not None:
-        settings |= _limits(timeout)
+        settings |= limits_of(timeout)
     read: Callable[[bytes], Fields] = fields_of_json
     if not from_json:
         read = _reader(key_separator, header or [], timestamp, null_marker)
@@ -149,7 +149,7 @@ def produce(
     _report(target, count, as_json=as_json, is_transactional=bool(transactional_id))
 
 
-def _limits(timeout_s: float) -> dict[str, Any]:
+def limits_of(timeout_s: float) -> dict[str, Any]:
     """Settings of a producer that gives up after this time. Raises ConfigError."""
     if timeout_s <= 0:
         raise ConfigError(f"--timeout {timeout_s:g}: a number of seconds above 0")

@@ -227,7 +227,9 @@ def scrub(
 
     settings = load_server_config(config)
     if dry_run:
-        verify_with(session, topic, lambda live: ([], sum(len(cache) for _, cache, _ in live)))
+        from tiering.metadata.history import finished
+
+        verify_with(session, topic, lambda live: ([], sum(len(finished(each[1])) for each in live)))
         return
 
     def report(done: int, total: int) -> None:
