@@ -28,7 +28,8 @@ def findings_in_spark(
     partitions: Sequence[tuple[TopicIdPartition, RemoteLogMetadataCache, tuple[int, int] | None]],
     report: Callable[[int, int], None],
 ) -> tuple[list[RemoteFinding], int]:
-    """What is wrong, and the number of segments checked; calls `report` with those done, and all.
+    """Returns the findings, and the number of segments checked; calls `report` with those done, and
+    all.
 
     Raises Spark's errors.
     """
