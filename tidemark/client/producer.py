@@ -33,7 +33,7 @@ from tidemark.client.models import ConsumerGroupMetadata, Header, OffsetAndMetad
 from tidemark.client.producer_core import ProducerCore
 from tidemark.client.retry import RetryPolicy
 from tidemark.client.sender import Sender
-from tidemark.client.transactions.core import TransactionCore
+from tidemark.client.transactions.core import Identity, TransactionCore
 from tidemark.client.transactions.producing import ProducerTransactions
 from tidemark.errors import ConfigError
 from tidemark.surroundings import make_rng, surroundings
@@ -298,6 +298,17 @@ class AsyncProducer(AsyncCloses):
         """
         self._connections.check_fork()
         await self.required_transactions().commit(timeout_ms)
+
+    async def hand_over_transaction(self) -> Identity | None:
+        """Flushes, and leaves the transaction open for another process to end (KIP-939).
+
+        Returns the id and epoch that `AsyncAdmin.transactions` takes in `prepare` and `end`; None
+        if nothing was sent. Only `close` may be called then, which aborts nothing. Until the end
+        transaction.timeout.ms goes on, unless it is prepared. Raises as `commit_transaction` if a
+        record was lost.
+        """
+        self._connections.check_fork()
+        return await self.required_transactions().hand_over()
 
     async def abort_transaction(self, timeout_ms: float | None = None) -> None:
         """Drops records that are not acknowledged, and aborts the transaction.

@@ -40,6 +40,7 @@ from tidemark.client.models import (
 )
 from tidemark.client.producer import AsyncProducer
 from tidemark.client.records import RawBatches, Records
+from tidemark.client.transactions.core import Identity
 from tidemark.client.transactions.sync_admin import TransactionAdmin
 from tidemark.types import TopicPartition
 
@@ -242,6 +243,15 @@ class Producer(Face):
             await self._core.commit_transaction(timeout_ms)
 
         self._thread.run(commit())
+
+    def hand_over_transaction(self) -> Identity | None:
+        """Flushes, and leaves the transaction open for another process to end."""
+
+        async def hand_over() -> Identity | None:
+            await self._unstage_all()
+            return await self._core.hand_over_transaction()
+
+        return self._thread.run(hand_over())
 
     def abort_transaction(self, timeout_ms: float | None = None) -> None:
         """Drops records that are not acknowledged, and aborts the transaction."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Iterable, Sequence
 from random import Random
+from typing import Any
 
 from tidemark.client.connections import Connections
 from tidemark.client.coordinators import CoordinatorCalls
@@ -191,8 +192,39 @@ class AsyncTransactionAdmin:
         await self._calls(transactional_id).call(
             lambda: request,
             log_pb2.InitProducerIdResponse,
-            lambda found: ((found.error_code, found.error_message),),
+            _of_whole,
         )
+
+    async def prepare(self, transactional_id: str, producer_id: int, producer_epoch: int) -> None:
+        """Has an open transaction wait for its end without a timeout; idempotent (KIP-939).
+
+        Raises InvalidTxnStateError if none is open, ProducerFencedError,
+        InvalidProducerIdMappingError, and UnsupportedVersionError if
+        transaction.two.phase.commit.enable is false.
+        """
+        request = pb.PrepareTxnRequest(
+            transactional_id=transactional_id,
+            producer_id=producer_id,
+            producer_epoch=producer_epoch,
+        )
+        await self._calls(transactional_id).call(lambda: request, pb.PrepareTxnResponse, _of_whole)
+
+    async def end(
+        self, transactional_id: str, producer_id: int, producer_epoch: int, *, committed: bool
+    ) -> None:
+        """Ends a transaction for its producer, which has handed it over; idempotent.
+
+        Returns when the outcome stands; partitions are told after that. Raises InvalidTxnStateError
+        if the outcome was the other one, ProducerFencedError, and InvalidProducerIdMappingError
+        if the id is another producer's or has expired.
+        """
+        request = pb.EndTxnRequest(
+            transactional_id=transactional_id,
+            producer_id=producer_id,
+            producer_epoch=producer_epoch,
+            committed=committed,
+        )
+        await self._calls(transactional_id).call(lambda: request, pb.EndTxnResponse, _of_whole)
 
     # --- partitions
 
@@ -339,6 +371,10 @@ class AsyncTransactionAdmin:
                     )
                 found[partition.partition_index] = (partition.leader_id, partition.leader_epoch)
         return found
+
+
+def _of_whole(answer: Any) -> Iterable[tuple[int, str]]:
+    return ((answer.error_code, answer.error_message),)
 
 
 def _states(names: Iterable[str]) -> list[str]:

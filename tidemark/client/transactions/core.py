@@ -220,6 +220,16 @@ class TransactionCore:
         if self.state is _S.FLUSHING:
             self._move(_S.IN_TRANSACTION)
 
+    def handed_over(self) -> Identity | None:
+        """Leaves the flushed transaction open for whoever has the id and the epoch. Returns these,
+        or None if nothing was sent. The producer takes nothing more. Raises as `refuse` does if a
+        record was lost."""
+        if self.state is not _S.FLUSHING:
+            self.refuse()
+        identity = self.identity if self._is_written else None
+        self._fatal(IllegalStateError("its transaction was handed over, and is ended elsewhere"))
+        return identity
+
     def commit_request(self) -> pb.EndTxnRequest | None:
         """The request to send once all is flushed. None: nothing was sent in the transaction, and
         it is over. Raises as `refuse` does if a record was lost."""

@@ -12,7 +12,7 @@ from tidemark.client.coordinators import CoordinatorCalls
 from tidemark.client.errors import ClientClosedError, IllegalStateError, TransactionAbortedError
 from tidemark.client.groups.requests import commit_request, of_commit
 from tidemark.client.models import ConsumerGroupMetadata, OffsetAndMetadata
-from tidemark.client.transactions.core import TransactionCore, TransactionState
+from tidemark.client.transactions.core import Identity, TransactionCore, TransactionState
 from tidemark.types import TopicPartition
 from tidemark.v1 import group_pb2, log_pb2
 from tidemark.v1 import transaction_pb2 as pb
@@ -94,6 +94,17 @@ class ProducerTransactions:
         request = core.commit_request()
         if request is not None:
             await self._end(request, timeout_ms)
+
+    async def hand_over(self) -> Identity | None:
+        """See AsyncProducer.hand_over_transaction."""
+        async with self._turn():
+            self.core.begin_commit()
+            try:
+                await self._records.flush()
+            except BaseException:
+                self.core.give_up_flush()
+                raise
+            return self.core.handed_over()
 
     async def abort(self, timeout_ms: float | None = None) -> None:
         """See AsyncProducer.abort_transaction."""

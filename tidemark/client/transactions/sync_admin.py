@@ -56,6 +56,18 @@ class TransactionAdmin:
         """Fences the producer of a transactional id, and aborts its open transaction."""
         self._run(self._core.force_terminate(transactional_id))
 
+    def prepare(self, transactional_id: str, producer_id: int, producer_epoch: int) -> None:
+        """Has an open transaction wait for its end without a timeout."""
+        self._run(self._core.prepare(transactional_id, producer_id, producer_epoch))
+
+    def end(
+        self, transactional_id: str, producer_id: int, producer_epoch: int, *, committed: bool
+    ) -> None:
+        """Ends a transaction for its producer, which has handed it over."""
+        self._run(
+            self._core.end(transactional_id, producer_id, producer_epoch, committed=committed)
+        )
+
     def describe_producers(
         self, partitions: Iterable[TopicPartition]
     ) -> dict[TopicPartition, tuple[ProducerState, ...]]:
