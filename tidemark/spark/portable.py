@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from tidemark.spark.sink.portable import stream_writer_class, writer_class
+
 
 def register(spark: Any) -> None:
     """Registers the format `tidemark` with a session.
@@ -33,6 +35,7 @@ def portable_source() -> type[Any]:
 
     load = _loader()
     reader_class, stream_reader_class = _reader_class(load), _stream_reader_class(load)
+    batch_writer, stream_writer = writer_class(load), stream_writer_class(load)
 
     class PortableSource(DataSource):  # type: ignore[misc]
         @classmethod
@@ -51,6 +54,12 @@ def portable_source() -> type[Any]:
             options = dict(self.options)
             load(options).streamReader(schema)
             return stream_reader_class(options, schema)
+
+        def writer(self, schema: Any, overwrite: bool) -> Any:
+            return batch_writer(dict(self.options), schema, overwrite)
+
+        def streamWriter(self, schema: Any, overwrite: bool) -> Any:
+            return stream_writer(dict(self.options), schema, overwrite)
 
     return PortableSource
 

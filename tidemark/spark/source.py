@@ -45,6 +45,7 @@ from tidemark.spark.worker import in_one_line, keep_memory
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from tidemark.spark.sink.writers import TidemarkStreamWriter, TidemarkWriter
     from tidemark.spark.stream import TidemarkStreamReader
 
 _HEADER = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
@@ -141,6 +142,32 @@ class TidemarkDataSource(DataSource):  # type: ignore[misc]
         with in_one_line():
             options = parse_options(options_of(self.options, schema), is_stream=True)
             return TidemarkStreamReader(options, checked_schema(schema))
+
+    def writer(self, schema: StructType, overwrite: bool) -> TidemarkWriter:
+        """A writer of a DataFrame of this schema. Raises ConfigError for wrong options, columns,
+        and the mode overwrite.
+        """
+        from tidemark.spark.sink.options import parse_sink_options
+        from tidemark.spark.sink.writers import TidemarkWriter, checked_columns
+
+        with in_one_line():
+            if overwrite:
+                raise ConfigError("a topic is not overwritten: write with mode('append')")
+            options = parse_sink_options(plain_options(self.options), is_stream=False)
+            checked_columns(schema, options.topic)
+            return TidemarkWriter(options)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> TidemarkStreamWriter:
+        """A writer of a query's batches, of which the output mode complete (`overwrite`) writes all
+        rows each time. Raises ConfigError for wrong options and columns.
+        """
+        from tidemark.spark.sink.options import parse_sink_options
+        from tidemark.spark.sink.writers import TidemarkStreamWriter, checked_columns
+
+        with in_one_line():
+            options = parse_sink_options(plain_options(self.options), is_stream=True)
+            checked_columns(schema, options.topic)
+            return TidemarkStreamWriter(options, schema)
 
 
 def checked_schema(schema: StructType) -> StructType:

@@ -43,7 +43,7 @@ class Transaction:
 
 @dataclass
 class Cluster:
-    """What coordinators know."""
+    """State of the coordinators."""
 
     transactions: dict[str, Transaction] = field(default_factory=dict)
     driver_epoch: int = 0
@@ -70,7 +70,7 @@ class Cluster:
 
 
 class Driver:
-    """`Coordinators` as one process of a driver sees them."""
+    """`SinkCoordinators` as one process of a driver sees them."""
 
     def __init__(self, cluster: Cluster, rng: Random, trouble: float) -> None:
         self._cluster = cluster

@@ -1,4 +1,4 @@
-"""The driver's part of the exactly-once sink. No IO: `Coordinators` does it.
+"""The driver's part of the exactly-once sink. No IO: `SinkCoordinators` does it.
 
 Tasks leave their transactions open. The commit of a batch takes these steps:
 
@@ -51,7 +51,7 @@ class OpenAttempt(NamedTuple):
     attempt: Attempt
 
 
-class Coordinators(Protocol):
+class SinkCoordinators(Protocol):
     """The coordinators of one sink. Calls are repeated within until they succeed or can not."""
 
     async def fence(self) -> None:
@@ -76,7 +76,7 @@ class Coordinators(Protocol):
         """The open transactions of the sink, as far as coordinators can be asked."""
 
 
-async def commit_batch(coordinators: Coordinators, wanted: Decision) -> bool:
+async def commit_batch(coordinators: SinkCoordinators, wanted: Decision) -> bool:
     """Makes the batch count, once. Returns whether it does by this call.
 
     Raises SinkError if an attempt can not be committed any more, ConfigError as `check_owner`, and
@@ -105,7 +105,7 @@ async def commit_batch(coordinators: Coordinators, wanted: Decision) -> bool:
 
 
 async def abort_run(
-    coordinators: Coordinators, batch: int, run: str, attempts: Sequence[Attempt]
+    coordinators: SinkCoordinators, batch: int, run: str, attempts: Sequence[Attempt]
 ) -> None:
     """Aborts a run's attempts, unless its batch was decided for it: Spark aborts also after a
     commit that raised. Raises errors of coordinators."""
@@ -119,7 +119,7 @@ async def abort_run(
     await _abort_all(coordinators, attempts)
 
 
-async def recover(coordinators: Coordinators) -> tuple[Decision | None, int]:
+async def recover(coordinators: SinkCoordinators) -> tuple[Decision | None, int]:
     """Ends all that a driver left behind which does not come back: commits the winners of the last
     decision, aborts the rest. Returns the decision, and the number of those aborted.
 
@@ -137,7 +137,7 @@ async def recover(coordinators: Coordinators) -> tuple[Decision | None, int]:
     return last, len(rest)
 
 
-async def _prepare_all(coordinators: Coordinators, wanted: Decision) -> None:
+async def _prepare_all(coordinators: SinkCoordinators, wanted: Decision) -> None:
     try:
         await _each(wanted.winners, coordinators.prepare)
     except UnsupportedVersionError as error:
@@ -153,7 +153,7 @@ async def _prepare_all(coordinators: Coordinators, wanted: Decision) -> None:
         ) from error
 
 
-async def _commit_all(coordinators: Coordinators, decided: Decision) -> None:
+async def _commit_all(coordinators: SinkCoordinators, decided: Decision) -> None:
     """Commits the winners, some of which may be committed already."""
 
     async def commit(attempt: Attempt) -> None:
@@ -172,7 +172,7 @@ async def _commit_all(coordinators: Coordinators, decided: Decision) -> None:
         ) from error
 
 
-async def _abort_all(coordinators: Coordinators, attempts: Iterable[Attempt]) -> None:
+async def _abort_all(coordinators: SinkCoordinators, attempts: Iterable[Attempt]) -> None:
     """Aborts attempts that can not count. One that remains is aborted by its timeout, or by the
     sweep of the batch if it is prepared."""
 
@@ -185,7 +185,7 @@ async def _abort_all(coordinators: Coordinators, attempts: Iterable[Attempt]) ->
     await _each(attempts, abort)
 
 
-async def _sweep(coordinators: Coordinators, decided: Decision) -> None:
+async def _sweep(coordinators: SinkCoordinators, decided: Decision) -> None:
     """Aborts what is open of decided batches. A later batch may be that of a newer driver."""
     winners = frozenset(decided.winners)
     try:

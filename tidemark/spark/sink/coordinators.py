@@ -1,0 +1,126 @@
+"""The calls of one sink's driver to its coordinators, over the client."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack
+from typing import Any, TypeVar
+
+from tidemark.client import (
+    AsyncAdmin,
+    AsyncProducer,
+    ConsumerGroupMetadata,
+    OffsetAndMetadata,
+    TransactionInDoubtError,
+)
+from tidemark.client.loop_thread import shared_loop
+from tidemark.errors import TransactionalIdNotFoundError
+from tidemark.spark.sink.core import OpenAttempt
+from tidemark.spark.sink.decision import (
+    Attempt,
+    Decision,
+    attempts_pattern,
+    batch_of,
+    from_pieces,
+    to_pieces,
+)
+from tidemark.types import TopicPartition
+
+R = TypeVar("R")
+
+_DOUBTS = 3  # times that a commit without an answer is sent again
+
+
+class ClusterCoordinators:
+    """`SinkCoordinators` of a cluster; made and used on one event loop, for one commit or abort."""
+
+    def __init__(
+        self,
+        sink: str,
+        servers: str,
+        *,
+        admin: Callable[..., AsyncAdmin] = AsyncAdmin,
+        producer: Callable[..., AsyncProducer] = AsyncProducer,
+    ) -> None:
+        self._sink = sink
+        self._admin = admin(servers)
+        self._producer = producer(servers, transactional_id=sink)
+
+    async def close(self) -> None:
+        """Aborts a decision that was proposed and not confirmed."""
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(self._admin.close)
+            stack.push_async_callback(self._producer.close)
+
+    async def fence(self) -> None:
+        await self._producer.init_transactions()
+
+    async def last_decision(self) -> Decision | None:
+        found = await self._admin.groups.offsets(self._sink)
+        return from_pieces(
+            self._sink,
+            {tp.partition: kept.metadata for tp, kept in found.items() if tp.topic == self._sink},
+        )
+
+    async def prepare(self, attempt: Attempt) -> None:
+        await self._admin.transactions.prepare(*attempt)
+
+    async def end(self, attempt: Attempt, *, committed: bool) -> None:
+        await self._admin.transactions.end(*attempt, committed=committed)
+
+    async def propose(self, decision: Decision) -> None:
+        self._producer.begin_transaction()
+        await self._producer.send_offsets_to_transaction(
+            self._offsets(decision), ConsumerGroupMetadata(self._sink)
+        )
+
+    def _offsets(self, decision: Decision) -> Mapping[TopicPartition, OffsetAndMetadata]:
+        return {
+            TopicPartition(self._sink, number): OffsetAndMetadata(decision.batch + 1, None, piece)
+            for number, piece in enumerate(to_pieces(decision))
+        }
+
+    async def confirm(self) -> None:
+        for _ in range(_DOUBTS):
+            try:
+                await self._producer.commit_transaction()
+            except TransactionInDoubtError:
+                continue
+            return
+        await self._producer.commit_transaction()
+
+    async def open_attempts(self) -> Sequence[OpenAttempt]:
+        transactions = self._admin.transactions
+        listed = await transactions.list(states=["Ongoing"], pattern=attempts_pattern(self._sink))
+        described = await asyncio.gather(
+            *(transactions.describe([each.transactional_id]) for each in listed),
+            return_exceptions=True,
+        )
+        found: list[OpenAttempt] = []
+        for answer in described:
+            if isinstance(answer, TransactionalIdNotFoundError):
+                continue  # it has ended, and is forgotten
+            if isinstance(answer, BaseException):
+                raise answer
+            for each in answer.values():
+                batch = batch_of(each.transactional_id)
+                if each.state == "Ongoing" and batch is not None:
+                    identity = (each.transactional_id, each.producer_id, each.producer_epoch)
+                    found.append(OpenAttempt(batch, Attempt(*identity)))
+        return found
+
+
+def with_coordinators(
+    sink: str, servers: str, work: Callable[[ClusterCoordinators], Coroutine[Any, Any, R]]
+) -> R:
+    """Runs `work` on the loop of the process's clients, and waits for it."""
+
+    async def run() -> R:
+        coordinators = ClusterCoordinators(sink, servers)
+        try:
+            return await work(coordinators)
+        finally:
+            await coordinators.close()
+
+    return shared_loop().run(run())
