@@ -96,6 +96,16 @@ class Limit:
 
 
 @dataclass(frozen=True, slots=True)
+class DirectOptions:
+    """Reads past the brokers: auto, true or false; bytes of a slice; lease in ms; a plan's path."""
+
+    mode: str = "false"
+    split_bytes: int = 128 << 20
+    lease_ms: int = 600_000
+    snapshot: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class SourceOptions:
     """The options of a read, typed: `topics`, `partitions`, `pattern` or `snapshot` is given."""
 
@@ -113,10 +123,7 @@ class SourceOptions:
     isolation_level: str
     poll_timeout_ms: int
     lookup_timeout_ms: int
-    direct: str = "false"
-    split_bytes: int = 128 << 20
-    lease_ms: int = 600_000
-    snapshot: str = ""
+    direct: DirectOptions = DirectOptions()
     offsets_per_trigger_max: int | None = None
     offsets_per_trigger_min: int | None = None
     trigger_delay_max_ms: int = 900_000
@@ -171,13 +178,19 @@ def parse_options(options: Mapping[str, str], *, is_stream: bool = False) -> Sou
         isolation_level=isolation,
         poll_timeout_ms=_integer(given, "kafkaConsumer.pollTimeoutMs", 120_000, 1) or 0,
         lookup_timeout_ms=_integer(given, "lookupTimeoutMs", 25_000, 1) or 0,
-        direct="false" if is_stream else _choice(given, "direct", ("auto", "true", "false")),
-        split_bytes=_integer(given, "splitBytes", 128 << 20, 1 << 20) or 0,
-        lease_ms=_integer(given, "leaseMs", 600_000, 1_000) or 0,
-        snapshot=given.get("snapshot", ""),
+        direct=DirectOptions() if is_stream else _direct(given),
         offsets_per_trigger_max=_integer(given, "maxOffsetsPerTrigger", None, 1),
         offsets_per_trigger_min=_integer(given, "minOffsetsPerTrigger", None, 1),
         trigger_delay_max_ms=_duration_ms(given, "maxTriggerDelay", 900_000),
+    )
+
+
+def _direct(given: Mapping[str, str]) -> DirectOptions:
+    return DirectOptions(
+        _choice(given, "direct", ("auto", "true", "false")),
+        _integer(given, "splitBytes", 128 << 20, 1 << 20) or 0,
+        _integer(given, "leaseMs", 600_000, 1_000) or 0,
+        given.get("snapshot", ""),
     )
 
 

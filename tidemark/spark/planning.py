@@ -54,8 +54,8 @@ def plan(options: SourceOptions) -> list[OffsetRange]:
     Raises ConfigError, DataLossError, UnknownTopicOrPartitionError, and RequestTimedOutError after
     lookupTimeoutMs.
     """
-    if options.snapshot:
-        return read_snapshot(options.snapshot, options.isolation_level)
+    if options.direct.snapshot:
+        return read_snapshot(options.direct.snapshot, options.isolation_level)
     with Lookups(options) as lookups:
         return plan_with(lookups, options)
 

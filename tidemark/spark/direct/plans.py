@@ -48,7 +48,7 @@ def directed(
 
     Raises ConfigError with direct=true, if a range has to be read from brokers that has a tier.
     """
-    if options.direct == "false" or not ranges:
+    if options.direct.mode == "false" or not ranges:
         return list(ranges)
     read = _Planning(options)
     slices = lookups.run(lambda core: read.slices(core, ranges))
@@ -56,7 +56,7 @@ def directed(
     if problem is None:
         return slices
     lookups.run(lambda core: read.end_leases(core, slices))
-    if options.direct == "true":
+    if options.direct.mode == "true":
         raise ConfigError(
             f"direct=true, but {problem}; direct=auto reads from the brokers where it has to"
         )
@@ -93,7 +93,7 @@ class _Planning:
 
     async def slices(self, core: AsyncLookups, ranges: Sequence[OffsetRange]) -> list[OffsetRange]:
         """The slices in the order of the ranges. Raises ConfigError."""
-        core.restart(*([_AUTO_MS] if self._options.direct == "auto" else []))
+        core.restart(*([_AUTO_MS] if self._options.direct.mode == "auto" else []))
         topics: dict[str, dict[int, list[OffsetRange]]] = {}
         for offsets in ranges:
             partitions = topics.setdefault(offsets.topic, {})
@@ -109,7 +109,7 @@ class _Planning:
         try:
             begun = await self._partition(core, first)
         except NotDirectError as error:
-            if self._options.direct == "true":
+            if self._options.direct.mode == "true":
                 raise ConfigError(
                     f"direct=true, but {error}; direct=auto reads from the brokers where it has to"
                 ) from None
@@ -147,7 +147,7 @@ class _Planning:
     async def _hold(self, core: AsyncLookups, ranges: Sequence[OffsetRange]) -> ReadLease | None:
         start, end = ranges[0].start, ranges[-1].end
         now_ms = int(time.time() * 1000)
-        wanted = ReadLease(self._lease_id, start, end, self._options.lease_ms, now_ms)
+        wanted = ReadLease(self._lease_id, start, end, self._options.direct.lease_ms, now_ms)
         try:
             answer = await _lease(core, ranges[0], wanted)
         except PolicyViolationError as error:
@@ -166,7 +166,7 @@ class _Planning:
                 *(core, offsets),
                 start_offset=start,
                 end_offset=offsets.end,
-                split_bytes=self._options.split_bytes,
+                split_bytes=self._options.direct.split_bytes,
                 isolation_level=int(self._options.isolation_level == "read_committed"),
             )
             part = [_piece(each) for each in answer.pieces]
@@ -178,7 +178,7 @@ class _Planning:
                 for one in answer.aborted
             )
             start, more = answer.tail_offset, answer.more and bool(part)
-        return direct_slices(offsets, pieces, aborted, lease, self._options.split_bytes)
+        return direct_slices(offsets, pieces, aborted, lease, self._options.direct.split_bytes)
 
     async def end_leases(self, core: AsyncLookups, slices: Iterable[OffsetRange]) -> None:
         """Ends the leases of slices that nobody reads."""

@@ -44,7 +44,7 @@ def take_snapshot(path: str | Path, options: Mapping[str, str]) -> Iterator[None
     from tidemark.spark.planning import plan
 
     parsed = parse_options(options)
-    if parsed.snapshot:
+    if parsed.direct.snapshot:
         raise ConfigError("snapshot: a plan is not made of another one; leave the option out")
     slices = plan(parsed)
     try:
