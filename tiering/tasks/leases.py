@@ -108,7 +108,8 @@ class Leases:
     ) -> int:
         """Begins or renews a lease by `lease_ms` from now on, or ends it (0).
 
-        Returns the time granted in ms, which is 0 for a store without leases.
+        Returns the time granted in ms, which is 0 for a store without leases. A write that began
+        ends before the next one, also for a caller that is cancelled.
 
         Raises InvalidRequestError, PolicyViolationError, and the errors of the store.
         """
@@ -119,15 +120,21 @@ class Leases:
         store, granted_ms = self._store, min(lease_ms, self._max_ms)
         if store is None:
             return 0
+        lease = Lease(lease_id, start, end, granted_ms)
+        writing = asyncio.ensure_future(self._write(store, partition, lease))
+        writing.add_done_callback(lambda done: done.cancelled() or done.exception())
+        await asyncio.shield(writing)
+        return granted_ms
+
+    async def _write(self, store: DirectStore, partition: TopicIdPartition, lease: Lease) -> None:
+        """Writes a lease whose `until_ms` is the time from now on."""
         async with self._locks[partition]:
             now_ms = self._now_ms()
             known = parse_leases(await self._run(lambda: store.read_leases(partition)))
-            lease = Lease(lease_id, start, end, now_ms + granted_ms)
-            leases = renewed(known, lease, now_ms)
+            leases = renewed(known, lease._replace(until_ms=now_ms + lease.until_ms), now_ms)
             if leases != known:
                 content = json.dumps(leases, separators=(",", ":")).encode() if leases else b""
                 await self._run(lambda: store.write_leases(partition, content))
-        return granted_ms
 
     async def unheld(
         self, partition: TopicIdPartition, segments: Sequence[RemoteLogSegmentMetadata]

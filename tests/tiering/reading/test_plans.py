@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import threading
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -12,15 +13,18 @@ from uuid import uuid4
 
 import pytest
 
+from commitlog.disk.os_files import OsDirectory
 from tests.tiering.builders import PARTITION, segment, tier_of
 from tests.tiering.world import NOW_MS, World
 from tidemark.errors import ErrorCode, InvalidRequestError, OffsetOutOfRangeError, code_of
 from tidemark.records import iter_batches
+from tidemark.types import TopicIdPartition
 from tiering.errors import RemoteReadBusyError
 from tiering.metadata.segments import EpochEntry
 from tiering.reading import plans
 from tiering.reading.plans import Piece, ReadPlan, byte_range, cuts, spans
 from tiering.reading.remote_indexes import RemoteIndexes
+from tiering.store.directory import DirectoryRemoteStorageManager
 from tiering.tasks.leases import LEASES_MAX, Lease, parse_leases, renewed
 
 
@@ -266,5 +270,29 @@ def test_a_deleted_partition_leaves_no_leases(tmp_path: Path) -> None:
         assert list((tmp_path / "tier" / "leases").iterdir())
         await leases.forget(PARTITION)
         assert not list((tmp_path / "tier" / "leases").iterdir())
+
+    asyncio.run(test())
+
+
+def test_a_cancelled_write_does_not_take_away_the_next_lease(tmp_path: Path) -> None:
+    gate, begun = threading.Event(), threading.Event()
+
+    class Slow(DirectoryRemoteStorageManager):
+        def write_leases(self, partition: TopicIdPartition, content: bytes) -> None:
+            begun.set()
+            gate.wait(30)
+            super().write_leases(partition, content)
+
+    async def test() -> None:
+        store = Slow(OsDirectory(tmp_path / "tier"))
+        leases = (await tiered(tmp_path, segments=1, storage=store)).manager.leases
+        first = asyncio.ensure_future(leases.hold(PARTITION, "a", 0, 5, 1_000))
+        await asyncio.to_thread(begun.wait, 30)
+        first.cancel()
+        second = asyncio.ensure_future(leases.hold(PARTITION, "b", 0, 5, 1_000))
+        await asyncio.gather(first, return_exceptions=True)
+        gate.set()
+        assert await second == 1_000
+        assert sorted(one.id for one in parse_leases(store.read_leases(PARTITION))) == ["a", "b"]
 
     asyncio.run(test())
