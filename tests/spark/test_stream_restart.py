@@ -1,7 +1,7 @@
 """A driver that stops at each point of a batch: the batch is repeated with the same rows.
 
 The state of a stopped driver is its checkpoint. Spark writes a file into `offsets` before a batch
-and one into `commits` after it, so that a stop between two steps is a file that is not there.
+and one into `commits` after it. After a stop between two steps, a file is missing.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.spark.fake_log import FakeLog, FakePartition, records, serving
+from tidemark.spark.versions import limits
 from tidemark.types import TopicPartition
 
 pytestmark = pytest.mark.spark
@@ -70,7 +71,10 @@ def test_a_batch_is_repeated_exactly_wherever_the_driver_stopped(
     drop_last(tmp_path, "commits")
     fake.partitions[T0].append(records(20, 5))
     fake.partitions[T1].append(records(0, 3))
-    again, new = run(spark, fake, tmp_path)
+    repeated = run(spark, fake, tmp_path)
+    if limits is None:  # the one batch of AvailableNow before Spark 4.2 was the repeated one
+        repeated += run(spark, fake, tmp_path)
+    again, new = repeated
     assert again == (first, rows)
     assert new[1] == offsets(0, 20, 25) + offsets(1, 0, 3)
 
