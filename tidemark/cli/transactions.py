@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tidemark.cli.output import json_of
-from tidemark.cli.session import Session, with_session
+from tidemark.cli.session import Session, check_reachable, with_session
 from tidemark.errors import ConfigError, InvalidTxnStateError, UnknownTopicOrPartitionError
 from tidemark.types import TopicPartition
 
@@ -277,6 +277,34 @@ def force_terminate(session: Session, transactional_id: TransactionalId) -> None
     session.tell(
         {"transactional_id": transactional_id},
         [f"{transactional_id} has no open transaction now, and its producer is fenced"],
+    )
+
+
+@app.command("recover-sink")
+@with_session
+def recover_sink(
+    session: Session,
+    sink_id: Annotated[
+        str, typer.Option(help="The sinkId of the job; of a stream without one, its query's id.")
+    ],
+) -> None:
+    """End what a Spark job left open that does not come back: commit the batch that was decided,
+    abort the rest. A job that is at work is fenced.
+    """
+    from tidemark.spark.sink.coordinators import with_coordinators
+    from tidemark.spark.sink.core import recover
+    from tidemark.spark.sink.decision import sink_name
+
+    sink = sink_name(sink_id)
+    check_reachable(session.bootstrap)
+    last, aborted = with_coordinators(sink, session.bootstrap, recover)
+    batch = None if last is None else last.batch
+    session.tell(
+        {"sink_id": sink_id, "last_batch": batch, "aborted": aborted},
+        [
+            "nothing was ever decided" if last is None else f"batch {batch} is committed",
+            f"transactions aborted: {aborted}",
+        ],
     )
 
 
