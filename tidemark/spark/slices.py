@@ -11,7 +11,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import suppress
 from typing import TypeVar
 
@@ -175,10 +175,11 @@ class _Ended:
         self.error = error
 
 
-def ahead(batches: Iterable[T]) -> Generator[T]:
+def ahead(batches: Iterable[T], abort: Callable[[], None] = lambda: None) -> Generator[T]:
     """The same batches, made in a thread up to `_READY_MAX` ahead of the consumer.
 
-    An error is raised after the batches before it. The thread ends if the consumer stops early.
+    An error is raised after the batches before it. The thread ends if the consumer stops early:
+    `abort` ends a wait of the thread.
     """
     ready: queue.Queue[T | _Ended] = queue.Queue(_READY_MAX)
     stopped = threading.Event()
@@ -203,6 +204,7 @@ def ahead(batches: Iterable[T]) -> Generator[T]:
             raise item.error
     finally:
         stopped.set()
+        abort()
         while thread.is_alive():
             with suppress(queue.Empty):
                 ready.get_nowait()  # makes room for a batch that the thread holds

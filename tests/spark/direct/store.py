@@ -21,20 +21,32 @@ TP = TopicPartition("t", 0)
 
 
 class ObjectServer:
-    """Answers GET with a Range. `next_answers` has statuses, or "cut", of the next requests."""
+    """Answers GET with a Range. `next_answers` has statuses of the next requests, or "cut", or
+    "hang": until `goes_on`.
+    """
 
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
         self.next_answers: list[int | str] = []
         self.signature = "s=1"
         self.ranges: list[tuple[str, int, int]] = []
+        self.goes_on = threading.Event()
+        self.most_at_once = self._now = 0
+        self._lock = threading.Lock()
         server = self
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
             def do_GET(self) -> None:
-                server.answer(self)
+                with server._lock:
+                    server._now += 1
+                    server.most_at_once = max(server.most_at_once, server._now)
+                try:
+                    server.answer(self)
+                finally:
+                    with server._lock:
+                        server._now -= 1
 
             def log_message(self, *_: object) -> None:
                 """Prints nothing."""
@@ -76,7 +88,10 @@ class ObjectServer:
         if told == "cut":
             body = body[: len(body) // 2]
             handler.close_connection = True
-        handler.wfile.write(body)
+        if told == "hang":
+            self.goes_on.wait(30)
+        with contextlib.suppress(OSError):
+            handler.wfile.write(body)
 
 
 @dataclass

@@ -4,7 +4,9 @@ hindrance.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -12,7 +14,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from tests.spark.direct.store import FakeTier, tiered
 from tidemark.errors import CorruptMessageError
-from tidemark.spark.direct import reading
+from tidemark.spark.direct import ranges
 from tidemark.spark.direct.batches import PieceCheck
 from tidemark.spark.direct.leases import KeptLeases
 from tidemark.spark.direct.objects import Objects, ObjectUnreadableError, UrlExpiredError
@@ -53,7 +55,7 @@ def offsets_of(fake: FakeTier, slices: list[OffsetRange], **more: str) -> list[i
 def test_every_range_is_read_exactly_and_the_cold_part_from_no_broker(
     fake: FakeTier, monkeypatch: pytest.MonkeyPatch, range_bytes: int
 ) -> None:
-    monkeypatch.setattr(reading, "RANGE_BYTES", range_bytes)
+    monkeypatch.setattr(ranges, "RANGE_BYTES", range_bytes)
     for start, end in ((0, 200), (13, 14), (49, 51), (7, 143), (149, 151)):
         slices = planned(fake, start, end)
         fake.served = 0
@@ -64,7 +66,7 @@ def test_every_range_is_read_exactly_and_the_cold_part_from_no_broker(
 
 
 def test_buffers_are_used_again(fake: FakeTier, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "RANGE_BYTES", 300)
+    monkeypatch.setattr(ranges, "RANGE_BYTES", 300)
     (slice_,) = planned(fake, 0, 150)
     read = DirectSlice(fake.options(), slice_, SCHEMA)
     assert sum(batch.num_rows for batch in read.batches()) == 150
@@ -79,9 +81,8 @@ def test_a_piece_ends_where_another_lineage_goes_on(fake: FakeTier) -> None:
     (slice_,) = planned(fake, 0, 150)
     assert slice_.direct is not None
     pieces = (first._replace(end=40), second, third)
-    moved = slice_.direct._replace(pieces=pieces)
-    object.__setattr__(slice_, "direct", moved)
-    assert offsets_of(fake, [slice_]) == list(range(150))
+    moved = replace(slice_, direct=slice_.direct._replace(pieces=pieces))
+    assert offsets_of(fake, [moved]) == list(range(150))
     assert fake.served == 0
 
 
@@ -120,7 +121,7 @@ def test_what_a_store_refuses_is_told_apart_and_shows_no_signature(fake: FakeTie
 def test_an_expired_url_is_replaced_by_a_new_one(
     fake: FakeTier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "RANGE_BYTES", 100)
+    monkeypatch.setattr(ranges, "RANGE_BYTES", 100)
     slices = planned(fake, 3, 150)
     rows: list[int] = []
     for batch in read_slice(fake.options(), slices[0], SCHEMA):
@@ -198,15 +199,50 @@ def test_no_bit_of_a_batch_can_change_without_notice(fake: FakeTier) -> None:
         check(sound[: -len(fake.log.batches[4])])
 
 
-def test_a_reader_that_stops_early_leaves_no_thread(fake: FakeTier) -> None:
-    import threading
-
+def test_a_reader_that_stops_early_does_not_wait_for_a_store_that_hangs(
+    fake: FakeTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ranges, "RANGE_BYTES", 300)
     (slice_,) = planned(fake, 0, 150)
-    before = threading.active_count()
     rows = read_slice(fake.options(), slice_, SCHEMA)
+    fake.store.next_answers = [206, "hang", "hang"]
     next(iter(rows))
     rows.close()  # type: ignore[attr-defined]
-    assert threading.active_count() <= before + 1  # the loop of the store's connection
+    own = [each for each in threading.enumerate() if each.name.startswith("tidemark-object")]
+    for each in own:
+        each.join(10)
+    assert not any(each.is_alive() for each in own)
+    fake.store.goes_on.set()
+    assert not [each for each in threading.enumerate() if each.name == "tidemark-slice"]
+
+
+def test_some_ranges_are_under_way_at_once_and_no_more(
+    fake: FakeTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ranges, "RANGE_BYTES", 200)
+    (slice_,) = planned(fake, 0, 150)
+    assert offsets_of(fake, [slice_]) == list(range(150))
+    assert 1 < fake.store.most_at_once <= ranges.AHEAD
+
+
+def test_batches_larger_than_a_range_and_its_room_are_read(
+    fake: FakeTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ranges, "RANGE_BYTES", 50)
+    monkeypatch.setattr(ranges, "_ROOM_BYTES", 60)
+    slices = planned(fake, 41, 50)
+    assert offsets_of(fake, slices) == list(range(41, 50)) and fake.served == 0
+
+
+def test_a_piece_that_lacks_batches_is_not_taken_for_whole(fake: FakeTier) -> None:
+    (slice_,) = planned(fake, 0, 150)
+    assert slice_.direct is not None
+    for number, batch in ((0, 4), (2, 14)):
+        pieces = list(slice_.direct.pieces)
+        short = pieces[number].end_position - len(fake.log.batches[batch])
+        pieces[number] = pieces[number]._replace(end_position=short)
+        lacking = replace(slice_, direct=slice_.direct._replace(pieces=tuple(pieces)))
+        assert offsets_of(fake, [lacking]) == list(range(150))
 
 
 def test_a_lease_is_renewed_each_third_of_its_time_whoever_reads() -> None:
@@ -221,10 +257,9 @@ def test_a_lease_is_renewed_each_third_of_its_time_whoever_reads() -> None:
         (one,) = planned(fake, 0, 150)
     assert one.direct is not None
     direct = one.direct._replace(lease=ReadLease("a", 0, 150, 300, 0))
-    object.__setattr__(one, "direct", direct)
+    one = replace(one, direct=direct)
     for now[0] in range(0, 420, 20):
         leases.touch(options, one)
     assert renewed == [(100, 0, "a"), (200, 0, "a"), (300, 0, "a"), (400, 0, "a")]
-    object.__setattr__(one, "direct", direct._replace(lease=None))
-    leases.touch(options, one)
+    leases.touch(options, replace(one, direct=direct._replace(lease=None)))
     assert len(renewed) == 4

@@ -3,6 +3,7 @@
     pieces      byte ranges of objects, leases, and slices of them; pure
     plans       asks the leaders for pieces, leases and new URLs, in the driver or a worker
     objects     gets byte ranges of an object, by http(s) or from a file
+    ranges      reads ranges ahead, and makes chunks of whole batches
     batches     checks that bytes are the record batches that the plan means; pure
     reading     reads one slice within a task
     leases      renews the leases of the slices that a worker reads

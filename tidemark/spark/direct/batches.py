@@ -30,7 +30,7 @@ class PieceCheck:
     """
 
     def __init__(self, piece: ObjectPiece, epoch_max: int = -1) -> None:
-        self._piece = piece
+        self.piece = piece
         self._epoch = 0
         self._epoch_max = epoch_max
         self.next_offset = -1
@@ -51,7 +51,7 @@ class PieceCheck:
                 or stop - end < HEADER_BYTES
                 or leader_epoch < epoch
                 or leader_epoch > self._epoch_max >= 0
-                or (base != following if following >= 0 else base > self._piece.start)
+                or (base != following if following >= 0 else base > self.piece.start)
             ):
                 raise CorruptMessageError(
                     f"there is no batch with offset {following} in byte {end}: magic {magic}, "
@@ -66,18 +66,11 @@ class PieceCheck:
 
     def finish(self) -> None:
         """Raises CorruptMessageError unless the piece's records were all there."""
-        if self.next_offset < self._piece.end:
+        if self.next_offset < self.piece.end:
             raise CorruptMessageError(
-                f"the batches end before offset {max(self.next_offset, self._piece.start)}, and "
-                f"have to reach {self._piece.end - 1}"
+                f"the batches end before offset {max(self.next_offset, self.piece.start)}, and "
+                f"have to reach {self.piece.end - 1}"
             )
-
-
-def size_of_first(buffer: memoryview) -> int:
-    """The size in bytes of the batch that a buffer begins with, 0 if its length is not there."""
-    if len(buffer) < ORDER.size:
-        return 0
-    return int(ORDER.unpack_from(buffer, 0)[1]) + OVERHEAD_BYTES
 
 
 class AbortedBatches:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import http.client
 import os
 import random
+import socket
 import ssl
 import time
 from collections.abc import Callable
@@ -47,7 +48,7 @@ class Objects:
         self._tries = tries
         self._connection: http.client.HTTPConnection | None = None
         self._server = ("", "")
-        self.bytes_in = 0
+        self._is_aborted = False
 
     def read(self, url: str, position: int, into: memoryview) -> None:
         """Fills the buffer with the bytes of an object from `position` on.
@@ -62,7 +63,14 @@ class Objects:
             self._read_http(parts, position, into)
         else:
             raise ObjectUnreadableError(f"a URL of scheme {parts.scheme!r} can not be read")
-        self.bytes_in += len(into)
+
+    def abort(self) -> None:
+        """Has a read under way fail soon; called by another thread."""
+        self._is_aborted = True
+        connection = self._connection
+        if connection is not None and connection.sock is not None:
+            with suppress(OSError):
+                connection.sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Closes the connection."""
@@ -77,7 +85,8 @@ class Objects:
                 return
             except (_BusyError, OSError, http.client.HTTPException) as error:
                 self.close()
-                if attempt == self._tries or isinstance(error, ssl.SSLCertVerificationError):
+                is_last = attempt == self._tries or self._is_aborted
+                if is_last or isinstance(error, ssl.SSLCertVerificationError):
                     raise ObjectUnreadableError(f"{_shown(parts)}: {error!r}") from error
             except BaseException:
                 self.close()  # the rest of the answer is in its way

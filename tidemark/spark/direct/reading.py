@@ -1,8 +1,7 @@
 """Reads a slice of the tier within a task: objects in, Arrow batches in Spark's schema out.
 
-Ranges of `RANGE_BYTES` are read ahead in a thread, into a few buffers that are used again. Whatever
-hinders a direct read leads to the brokers, from the offset on that is read next. They have the
-records, or tell exactly what is lost. A URL that has expired is replaced by a new one first.
+Whatever hinders a direct read leads to the brokers, from the offset on that is read next. They have
+the records, or tell exactly what is lost. A URL that has expired is replaced by a new one first.
 """
 
 from __future__ import annotations
@@ -10,69 +9,33 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from queue import Empty, SimpleQueue
-from typing import NamedTuple
 
 import pyarrow as pa
 
 from tidemark.errors import ApiError, CorruptMessageError
 from tidemark.spark.clients import CLIENTS
 from tidemark.spark.columns import SliceColumns
-from tidemark.spark.direct.batches import AbortedBatches, PieceCheck, size_of_first
+from tidemark.spark.direct.batches import AbortedBatches
 from tidemark.spark.direct.leases import LEASES, KeptLeases
-from tidemark.spark.direct.objects import Objects, ObjectUnreadableError, UrlExpiredError
+from tidemark.spark.direct.objects import ObjectUnreadableError, UrlExpiredError
 from tidemark.spark.direct.pieces import ObjectPiece
 from tidemark.spark.direct.plans import new_urls
+from tidemark.spark.direct.ranges import Buffers, Chunk, RangesAhead, chunks_of
 from tidemark.spark.offsets import OffsetRange
 from tidemark.spark.options import SourceOptions
 from tidemark.spark.slices import ahead, slice_batches
 
 logger = logging.getLogger(__name__)
 
-RANGE_BYTES = 8 << 20
-
-_GRAIN_BYTES = 1 << 20
-
 RenewUrls = Callable[[SourceOptions, OffsetRange, Sequence[ObjectPiece]], Sequence[ObjectPiece]]
-
-
-class Chunk(NamedTuple):
-    """Whole batches of a piece, the offset after them, and the buffer that is free once they are
-    decoded.
-    """
-
-    piece: ObjectPiece
-    content: memoryview
-    next_offset: int
-    buffer: bytearray
-
-
-class Buffers:
-    """Buffers of a slice; those given back are used again."""
-
-    def __init__(self) -> None:
-        self._free: SimpleQueue[bytearray] = SimpleQueue()
-        self.made = 0
-
-    def take(self, size_bytes: int) -> bytearray:
-        """A buffer of at least this size."""
-        try:
-            while len(found := self._free.get_nowait()) < size_bytes:
-                continue
-        except Empty:
-            self.made += 1
-            return bytearray((size_bytes // _GRAIN_BYTES + 1) * _GRAIN_BYTES)
-        return found
-
-    def give(self, buffer: bytearray) -> None:
-        self._free.put(buffer)
 
 
 def read_direct(
     options: SourceOptions, offsets: OffsetRange, schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
     """Arrow batches of the records in the range, as `tidemark.spark.slices.read_slice`."""
-    yield from ahead(DirectSlice(options, offsets, schema).batches())
+    read = DirectSlice(options, offsets, schema)
+    yield from ahead(read.batches(), read.abort)
 
 
 class DirectSlice:
@@ -97,6 +60,8 @@ class DirectSlice:
         self._position = offsets.start
         self._pieces: Sequence[ObjectPiece] = offsets.direct.pieces
         self._renewed_at = -1
+        self._ranges: RangesAhead | None = None
+        self._is_aborted = False
         self.buffers = Buffers()
 
     def batches(self) -> Iterator[pa.RecordBatch]:
@@ -105,16 +70,23 @@ class DirectSlice:
         Raises the errors of `tidemark.spark.slices.slice_batches`, and CorruptMessageError for
         records that can not be decoded.
         """
-        while self._pieces:
+        while self._pieces and not self._is_aborted:
             yield from self._of_objects()
-        if self._position < self._offsets.end:
+        if self._position < self._offsets.end and not self._is_aborted:
             rest = replace(self._offsets, start=self._position, direct=None)
             with CLIENTS.borrowed(self._options) as consumer:
                 yield from slice_batches(consumer, self._options, rest, self._schema)
 
+    def abort(self) -> None:
+        """Ends a read in another thread soon, with less than all records."""
+        self._is_aborted = True
+        if self._ranges is not None:
+            self._ranges.close()
+
     def _of_objects(self) -> Iterator[pa.RecordBatch]:
         """Batches of the pieces; then there are no more of them, or others."""
-        chunks = ahead(chunks_of(self._pieces, self._offsets.leader_epoch, self.buffers))
+        self._ranges = ranges = RangesAhead(self._pieces, self.buffers)
+        chunks = chunks_of(ranges, self._offsets.leader_epoch, self.buffers)
         piece, columns = None, SliceColumns(self._offsets, self._schema)
         try:
             while (chunk := self._next(chunks)) is not None:
@@ -127,7 +99,7 @@ class DirectSlice:
                 self._position = max(self._position, min(chunk.next_offset, piece.end))
                 self.buffers.give(chunk.buffer)
         finally:
-            chunks.close()
+            ranges.close()
 
     def _next(self, chunks: Iterator[Chunk]) -> Chunk | None:
         """The next chunk. None at the end of the pieces, and after a failure, which leaves those
@@ -141,7 +113,9 @@ class DirectSlice:
             self._pieces = self._with_new_urls()
             return None
         except (ObjectUnreadableError, CorruptMessageError) as error:
-            logger.warning(
+            level = logging.DEBUG if self._is_aborted else logging.WARNING
+            logger.log(
+                level,
                 "%s: the rest of %d to %d, from %d on, is read from the brokers: %s",
                 *(self._offsets.topic_partition, self._offsets.start, self._offsets.end - 1),
                 *(self._position, error),
@@ -162,35 +136,3 @@ class DirectSlice:
         except ApiError as error:
             logger.warning("%s: no new URL: %s", self._offsets.topic_partition, error)
             return ()
-
-
-def chunks_of(pieces: Sequence[ObjectPiece], epoch_max: int, buffers: Buffers) -> Iterator[Chunk]:
-    """Chunks of whole batches in the order of their offsets.
-
-    Raises ObjectUnreadableError, and CorruptMessageError for bytes that contradict the plan.
-    """
-    objects = Objects()
-    try:
-        for piece in pieces:
-            yield from _chunks_of_piece(objects, piece, epoch_max, buffers)
-    finally:
-        objects.close()
-
-
-def _chunks_of_piece(
-    objects: Objects, piece: ObjectPiece, epoch_max: int, buffers: Buffers
-) -> Iterator[Chunk]:
-    """Chunks of one piece; a batch that a range cuts begins the next one."""
-    check = PieceCheck(piece, epoch_max)
-    position, rest = piece.start_position, b""
-    while position < piece.end_position and check.next_offset < piece.end:
-        wanted = max(RANGE_BYTES, size_of_first(memoryview(rest)) - len(rest))
-        size = min(wanted, piece.end_position - position)
-        buffer = buffers.take(len(rest) + size)
-        view = memoryview(buffer)[: len(rest) + size]
-        view[: len(rest)] = rest
-        objects.read(piece.url, position, view[len(rest) :])
-        end = check.whole_batches(view)
-        rest, position = bytes(view[end:]), position + size
-        yield Chunk(piece, view[:end], check.next_offset, buffer)
-    check.finish()
