@@ -130,6 +130,14 @@ def test_a_refused_plan_is_read_through(fake: FakeTier, code: ErrorCode) -> None
     assert [each.direct for each in plan(fake.options())] == [None]
 
 
+def test_a_plan_with_a_hole_is_read_through(
+    fake: FakeTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, *others = fake.pieces(0, 150)
+    monkeypatch.setattr(fake, "pieces", lambda *_: [first._replace(start=1), *others])
+    assert [each.direct for each in plan(fake.options())] == [None]
+
+
 def test_too_many_leases_are_no_reason_to_read_from_the_brokers(fake: FakeTier) -> None:
     fake.lease_error = ErrorCode.POLICY_VIOLATION
     direct = plan(fake.options())[0].direct

@@ -18,7 +18,7 @@ from tidemark.spark.direct import ranges
 from tidemark.spark.direct.batches import PieceCheck
 from tidemark.spark.direct.leases import KeptLeases
 from tidemark.spark.direct.objects import Objects, ObjectUnreadableError, UrlExpiredError
-from tidemark.spark.direct.pieces import ReadLease
+from tidemark.spark.direct.pieces import ObjectPiece, ReadLease
 from tidemark.spark.direct.reading import DirectSlice
 from tidemark.spark.offsets import DataLossError, OffsetRange
 from tidemark.spark.planning import plan
@@ -94,6 +94,8 @@ def test_a_busy_store_is_asked_again(fake: FakeTier, answers: list[int | str]) -
     objects.read(fake.store.url("segment-0"), 20, into)
     assert bytes(into) == fake.store.objects["segment-0"][20:70]
     assert len(waits) == len(answers) and waits == sorted(waits)
+    objects.read(fake.store.url("segment-0"), 20, into)  # over the same connection
+    assert len(waits) == len(answers)
     objects.close()
 
 
@@ -108,6 +110,7 @@ def test_what_a_store_refuses_is_told_apart_and_shows_no_signature(fake: FakeTie
     for name, position in (("gone", 0), ("segment-0", size - 10)):
         with pytest.raises(ObjectUnreadableError):
             objects.read(fake.store.url(name), position, into)
+    assert len(fake.store.ranges) == 1, "an object that is too short is not asked for again"
     fake.store.next_answers = [500] * 5
     with pytest.raises(ObjectUnreadableError, match="500"):
         objects.read(fake.store.url("segment-0"), 0, into)
@@ -180,7 +183,7 @@ def test_no_bit_of_a_batch_can_change_without_notice(fake: FakeTier) -> None:
     sound = fake.store.objects["segment-0"]
     size = len(fake.log.batches[0])
 
-    def check(content: bytes) -> None:
+    def check(content: bytes, piece: ObjectPiece = piece) -> None:
         read = PieceCheck(piece, epoch_max=0)
         if read.whole_batches(memoryview(content)) < len(content):
             raise CorruptMessageError("a rest")
@@ -193,6 +196,13 @@ def test_no_bit_of_a_batch_can_change_without_notice(fake: FakeTier) -> None:
             damaged[position] ^= 1 << bit
             with pytest.raises(CorruptMessageError):
                 check(bytes(damaged))
+    alone = piece._replace(start=0, end=10)
+    for position in range(size):
+        for bit in range(8):
+            damaged = bytearray(sound[:size])
+            damaged[position] ^= 1 << bit
+            with pytest.raises(CorruptMessageError):
+                check(bytes(damaged), alone)
     with pytest.raises(CorruptMessageError):
         check(sound[size:])  # begins above the start
     with pytest.raises(CorruptMessageError):
