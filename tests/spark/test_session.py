@@ -134,6 +134,7 @@ def test_the_blocks_of_the_readme_run_as_printed(spark: Any) -> None:
         past_brokers = "Spark: the tier, past the brokers"
         for section in (
             *("Spark: some columns", "Spark: a stream", "Spark: typed values"),
+            "Spark: progress of streams",
             past_brokers,
         ):
             text = block(section, "python")

@@ -9,7 +9,7 @@ from uuid import UUID
 
 import pytest
 
-from tidemark.spark.progress import batch_progress
+from tidemark.spark.progress import BatchProgress, Gauges, batch_progress
 from tidemark.spark.stream_offsets import StreamPlace, to_json
 from tidemark.types import TopicPartition
 
@@ -39,3 +39,23 @@ def test_lag_is_the_sum_over_partitions_and_leaves_out_other_formats() -> None:
 @pytest.mark.parametrize("latest", [None, "null", "", "{"])
 def test_lag_is_unknown_where_spark_reports_no_latest_offset(latest: Any) -> None:
     assert batch_progress(progress((offset(10), latest))).lag is None
+
+
+def test_gauges_have_the_last_batch_of_each_query_and_no_unknown_lag() -> None:
+    gauges = Gauges(queries_max=2)
+    gauges.update(BatchProgress("forgotten", 1, 1, 1.0, 1))
+    gauges.update(BatchProgress('a "b"', 6, 1, 1.0, 9))
+    gauges.update(BatchProgress("c", 1, 3, 0.0, None))
+    gauges.update(BatchProgress('a "b"', 7, 30, 1.5, 5))
+    lines = [line for line in gauges.text().splitlines() if not line.startswith("#")]
+    assert lines == [
+        r'tidemark_spark_lag_offsets{query="a \"b\""} 5',
+        'tidemark_spark_batch_rows{query="c"} 3',
+        r'tidemark_spark_batch_rows{query="a \"b\""} 30',
+        'tidemark_spark_batch_rows_per_second{query="c"} 0.0',
+        r'tidemark_spark_batch_rows_per_second{query="a \"b\""} 20.0',
+        'tidemark_spark_batch_seconds{query="c"} 0.0',
+        r'tidemark_spark_batch_seconds{query="a \"b\""} 1.5',
+        'tidemark_spark_batch_id{query="c"} 1',
+        r'tidemark_spark_batch_id{query="a \"b\""} 7',
+    ]

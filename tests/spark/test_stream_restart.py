@@ -6,6 +6,7 @@ and one into `commits` after it. After a stop between two steps, a file is missi
 
 from __future__ import annotations
 
+import queue
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.spark.fake_log import FakeLog, FakePartition, records, serving
+from tidemark.spark.progress import BatchProgress, listener
 from tidemark.spark.versions import limits
 from tidemark.types import TopicPartition
 
@@ -28,7 +30,7 @@ def fake() -> Iterator[FakeLog]:
         yield server
 
 
-def run(spark: Any, fake: FakeLog, checkpoint: Path) -> Batches:
+def run(spark: Any, fake: FakeLog, checkpoint: Path, **more: str | None) -> Batches:
     """Drains the topic. Number, and (partition, offset) of the rows, of each batch."""
     found: Batches = []
 
@@ -38,7 +40,8 @@ def run(spark: Any, fake: FakeLog, checkpoint: Path) -> Batches:
             found.append((number, offsets))
 
     reading = spark.readStream.format("tidemark").option("subscribe", "t")
-    rows = reading.option("bootstrap.servers", fake.bootstrap_servers).load()
+    reading = reading.option("bootstrap.servers", fake.bootstrap_servers)
+    rows = reading.options(**{k: v for k, v in more.items() if v is not None}).load()
     writing = rows.select("partition", "offset").writeStream.foreachBatch(take)
     writing = writing.option("checkpointLocation", str(checkpoint))
     writing.trigger(availableNow=True).start().awaitTermination(120)
@@ -88,3 +91,20 @@ def test_a_batch_is_repeated_exactly_wherever_the_driver_stopped(
 
     # After the commit: no row comes again.
     assert run(spark, fake, tmp_path) == []
+
+
+def test_a_listener_is_told_the_rows_and_the_lag_of_each_batch(
+    spark: Any, fake: FakeLog, tmp_path: Path
+) -> None:
+    fake.partitions[T0].append(records(0, 20))
+    told: queue.Queue[BatchProgress] = queue.Queue()
+    made = listener(told.put)
+    spark.streams.addListener(made)
+    try:
+        run(spark, fake, tmp_path, maxOffsetsPerTrigger="15" if limits else None)
+        first = told.get(timeout=60)
+        assert (first.batch_id, first.rows) == ((0, 15) if limits else (0, 20))
+        assert first.lag == (5 if limits else None)
+        assert first.rows_per_second == pytest.approx(first.rows / first.seconds)
+    finally:
+        spark.streams.removeListener(made)
