@@ -13,9 +13,9 @@ from tidemark.spark.sink.decision import (
     SinkError,
     attempt_id,
     attempts_pattern,
-    batch_of,
     check_owner,
     from_pieces,
+    run_of,
     sink_name,
     to_pieces,
 )
@@ -57,9 +57,9 @@ def test_pieces_of_two_decisions_are_refused() -> None:
 def test_the_pattern_takes_attempts_of_the_sink_and_of_no_other() -> None:
     pattern = re.compile(attempts_pattern(SINK))
     own = attempt_id(SINK, 7, "run", 3, 12)
-    assert pattern.fullmatch(own) and batch_of(own) == 7
+    assert pattern.fullmatch(own) and run_of(own) == (7, "run")
     assert not pattern.fullmatch(SINK)
-    assert not pattern.fullmatch(own.replace("a.b", "aXb")) and batch_of(SINK) is None
+    assert not pattern.fullmatch(own.replace("a.b", "aXb")) and run_of(SINK) is None
 
 
 @pytest.mark.parametrize("sink_id", ["", "a/b", "a b", "x" * 201, "ä"])

@@ -22,8 +22,8 @@ from tidemark.spark.sink.decision import (
     Attempt,
     Decision,
     attempt_id,
-    batch_of,
     from_pieces,
+    run_of,
     to_pieces,
 )
 
@@ -148,9 +148,9 @@ class Driver:
         self._before()
         found = []
         for each in self._cluster.unended():
-            batch = batch_of(each.attempt.transactional_id)
-            if batch is not None and self._rng.random() > self._trouble:  # one may be missing
-                found.append(OpenAttempt(batch, each.attempt))
+            run = run_of(each.attempt.transactional_id)
+            if run is not None and self._rng.random() > self._trouble:  # one may be missing
+                found.append(OpenAttempt(*run, each.attempt))
         return found
 
 

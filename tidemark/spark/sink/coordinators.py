@@ -21,8 +21,8 @@ from tidemark.spark.sink.decision import (
     Attempt,
     Decision,
     attempts_pattern,
-    batch_of,
     from_pieces,
+    run_of,
     to_pieces,
 )
 from tidemark.types import TopicPartition
@@ -104,10 +104,10 @@ class ClusterCoordinators:
             if isinstance(answer, BaseException):
                 raise answer
             for each in answer.values():
-                batch = batch_of(each.transactional_id)
-                if each.state == "Ongoing" and batch is not None:
+                run = run_of(each.transactional_id)
+                if each.state == "Ongoing" and run is not None:
                     identity = (each.transactional_id, each.producer_id, each.producer_epoch)
-                    found.append(OpenAttempt(batch, Attempt(*identity)))
+                    found.append(OpenAttempt(*run, Attempt(*identity)))
         return found
 
 

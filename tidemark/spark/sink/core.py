@@ -45,9 +45,10 @@ _GONE = (
 
 
 class OpenAttempt(NamedTuple):
-    """An open transaction of the sink, with the batch that its id names."""
+    """An open transaction of the sink, with the batch and the run that its id names."""
 
     batch: int
+    run: str
     attempt: Attempt
 
 
@@ -90,7 +91,7 @@ async def commit_batch(coordinators: SinkCoordinators, wanted: Decision) -> bool
         if last.batch >= wanted.batch:
             if last.run != wanted.run:
                 await _abort_all(coordinators, wanted.winners)
-            await _sweep(coordinators, last)
+            await _sweep(coordinators, lambda each: each.batch <= last.batch)
             return False
     try:
         await _prepare_all(coordinators, wanted)
@@ -100,7 +101,7 @@ async def commit_batch(coordinators: SinkCoordinators, wanted: Decision) -> bool
         raise
     await coordinators.confirm()
     await _commit_all(coordinators, wanted)
-    await _sweep(coordinators, wanted)
+    await _sweep(coordinators, lambda each: each.batch <= wanted.batch)
     return True
 
 
@@ -108,15 +109,18 @@ async def abort_run(
     coordinators: SinkCoordinators, batch: int, run: str, attempts: Sequence[Attempt]
 ) -> None:
     """Aborts a run's attempts, unless its batch was decided for it: Spark aborts also after a
-    commit that raised. Raises errors of coordinators."""
-    if not attempts:
-        return
+    commit that raised.
+
+    Spark does not have the messages of all tasks, so the open transactions of the run are looked
+    for. One that begins later is aborted by its timeout. Raises errors of coordinators.
+    """
     await coordinators.fence()
     last = await coordinators.last_decision()
     if last is not None and (last.batch, last.run) == (batch, run):
         await _commit_all(coordinators, last)
         attempts = [each for each in attempts if each not in last.winners]
     await _abort_all(coordinators, attempts)
+    await _sweep(coordinators, lambda each: (each.batch, each.run) == (batch, run))
 
 
 async def recover(coordinators: SinkCoordinators) -> tuple[Decision | None, int]:
@@ -185,18 +189,15 @@ async def _abort_all(coordinators: SinkCoordinators, attempts: Iterable[Attempt]
     await _each(attempts, abort)
 
 
-async def _sweep(coordinators: SinkCoordinators, decided: Decision) -> None:
-    """Aborts what is open of decided batches. A later batch may be that of a newer driver."""
-    winners = frozenset(decided.winners)
+async def _sweep(coordinators: SinkCoordinators, is_over: Callable[[OpenAttempt], bool]) -> None:
+    """Aborts what is open and can not count any more. Winners are not open by now, and a later
+    batch may be that of a newer driver."""
     try:
         found = await coordinators.open_attempts()
     except TidemarkError as error:
         logger.info("leftovers of the sink are not looked for: %r", error)
         return
-    await _abort_all(
-        coordinators,
-        [e.attempt for e in found if e.batch <= decided.batch and e.attempt not in winners],
-    )
+    await _abort_all(coordinators, [each.attempt for each in found if is_over(each)])
 
 
 async def _each(attempts: Iterable[Attempt], call: Callable[[Attempt], Awaitable[None]]) -> None:

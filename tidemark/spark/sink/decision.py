@@ -61,10 +61,10 @@ def attempt_id(sink: str, batch: int, run: str, partition: int, task_attempt: in
     return f"{sink}/{batch}/{run}/{partition}/{task_attempt}"
 
 
-def batch_of(transactional_id: str) -> int | None:
-    """The batch of an attempt's transactional id; None if it is none."""
+def run_of(transactional_id: str) -> tuple[int, str] | None:
+    """The batch and the run of an attempt's transactional id; None if it is none."""
     parts = transactional_id.split("/")
-    return int(parts[1]) if len(parts) == 5 and parts[1].isdigit() else None
+    return (int(parts[1]), parts[2]) if len(parts) == 5 and parts[1].isdigit() else None
 
 
 def attempts_pattern(sink: str) -> str:

@@ -60,6 +60,9 @@ class Written(WriterCommitMessage):  # type: ignore[misc]
     attempt: Attempt | None = None
 
 
+Messages = Sequence[Written | None]
+
+
 def checked_columns(schema: StructType, topic: str | None) -> None:
     """Raises ConfigError unless the rows can be written."""
     names = schema.fieldNames()
@@ -93,15 +96,18 @@ class TidemarkWriter(DataSourceArrowWriter):  # type: ignore[misc]
         sink_id = self._options.sink_id or self.run
         return _write(self._options, sink_id, self._options.batch_id or 0, self.run, "", iterator)
 
-    def commit(self, messages: Sequence[Written | None]) -> None:
+    def commit(self, messages: Messages) -> None:
         """Makes the rows visible. Raises SinkError and ConfigError."""
         with in_one_line():
             _commit(self._options, messages)
 
-    def abort(self, messages: Sequence[Written | None]) -> None:
+    def abort(self, messages: Messages) -> None:
         """Aborts what tasks have written."""
+        options = self._options
         with in_one_line():
-            _abort(self._options, messages)
+            if options.exactly_once:
+                sink_id = options.sink_id or self.run
+                _abort(options, sink_id, options.batch_id or 0, self.run, messages)
 
 
 class TidemarkStreamWriter(STREAM_WRITER):  # type: ignore[misc]
@@ -123,15 +129,17 @@ class TidemarkStreamWriter(STREAM_WRITER):  # type: ignore[misc]
             rows = arrow_batches(iterator, self._schema)
         return _write(self._options, sink_id, int(batch), self.run, query, rows)
 
-    def commit(self, messages: Sequence[Written | None], batchId: int) -> None:
+    def commit(self, messages: Messages, batchId: int) -> None:
         """Makes the batch visible, unless it is. Raises SinkError and ConfigError."""
         with in_one_line():
             _commit(self._options, messages)
 
-    def abort(self, messages: Sequence[Written | None], batchId: int) -> None:
+    def abort(self, messages: Messages, batchId: int) -> None:
         """Aborts what tasks have written of the batch, unless it was decided."""
+        first = next((each for each in messages if each is not None), None)
         with in_one_line():
-            _abort(self._options, messages)
+            if self._options.exactly_once and first is not None:
+                _abort(self._options, first.sink_id, batchId, first.run, messages)
 
 
 def _of_task(name: str) -> str:
@@ -170,7 +178,7 @@ def _write(
         return Written(records, sink_id, batch, run, query, attempt)
 
 
-def _commit(options: SinkOptions, messages: Sequence[Written | None]) -> None:
+def _commit(options: SinkOptions, messages: Messages) -> None:
     from tidemark.spark.sink.coordinators import with_coordinators
     from tidemark.spark.sink.core import commit_batch
 
@@ -189,17 +197,13 @@ def _commit(options: SinkOptions, messages: Sequence[Written | None]) -> None:
     )
 
 
-def _abort(options: SinkOptions, messages: Sequence[Written | None]) -> None:
+def _abort(options: SinkOptions, sink_id: str, batch: int, run: str, written: Messages) -> None:
     from tidemark.spark.sink.coordinators import with_coordinators
     from tidemark.spark.sink.core import abort_run
 
-    written = [each for each in messages if each is not None and each.attempt is not None]
-    if not options.exactly_once or not written:
-        return
-    first = written[0]
-    attempts = [each.attempt for each in written if each.attempt is not None]
+    attempts = [each.attempt for each in written if each is not None and each.attempt is not None]
     with_coordinators(
-        sink_name(first.sink_id),
+        sink_name(sink_id),
         options.bootstrap_servers,
-        lambda coordinators: abort_run(coordinators, first.batch, first.run, attempts),
+        lambda coordinators: abort_run(coordinators, batch, run, attempts),
     )
