@@ -62,8 +62,6 @@ _OF_BATCHES = (
     "endingOffsets",
     "endingTimestamp",
     "endingOffsetsByTimestamp",
-    "direct",
-    "splitBytes",
     "leaseMs",
     "snapshot",
 )
@@ -178,18 +176,23 @@ def parse_options(options: Mapping[str, str], *, is_stream: bool = False) -> Sou
         isolation_level=isolation,
         poll_timeout_ms=_integer(given, "kafkaConsumer.pollTimeoutMs", 120_000, 1) or 0,
         lookup_timeout_ms=_integer(given, "lookupTimeoutMs", 25_000, 1) or 0,
-        direct=DirectOptions() if is_stream else _direct(given),
+        direct=_direct(given, is_stream),
         offsets_per_trigger_max=_integer(given, "maxOffsetsPerTrigger", None, 1),
         offsets_per_trigger_min=_integer(given, "minOffsetsPerTrigger", None, 1),
         trigger_delay_max_ms=_duration_ms(given, "maxTriggerDelay", 900_000),
     )
 
 
-def _direct(given: Mapping[str, str]) -> DirectOptions:
+def _direct(given: Mapping[str, str], is_stream: bool) -> DirectOptions:
+    """A stream reads from the brokers unless told otherwise, and holds nothing: batches are short.
+
+    Most of its batches have new records, of which each plan would be in vain.
+    """
+    modes = ("false", "auto", "true") if is_stream else ("auto", "true", "false")
     return DirectOptions(
-        _choice(given, "direct", ("auto", "true", "false")),
+        _choice(given, "direct", modes),
         _integer(given, "splitBytes", 128 << 20, 1 << 20) or 0,
-        _integer(given, "leaseMs", 600_000, 1_000) or 0,
+        0 if is_stream else _integer(given, "leaseMs", 600_000, 1_000) or 0,
         given.get("snapshot", ""),
     )
 

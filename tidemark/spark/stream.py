@@ -20,6 +20,7 @@ from pyspark.sql.types import StructType
 
 from tidemark.errors import ConfigError
 from tidemark.spark import stream_offsets as core
+from tidemark.spark.direct.plans import directed
 from tidemark.spark.lookups import Lookups
 from tidemark.spark.offsets import split_ranges
 from tidemark.spark.options import SourceOptions
@@ -116,6 +117,10 @@ class TidemarkStreamReader:
                 slices_min=self._options.slices_min,
                 records_per_slice_max=self._options.records_per_slice_max,
             )
+            if self._options.direct.mode != "false":
+                if self._lookups is None:
+                    self._lookups = Lookups(self._options)
+                slices = directed(self._lookups, self._options, slices)
             return [SlicePartition(offsets) for offsets in slices]
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:

@@ -14,7 +14,10 @@ from tidemark.spark.direct import plans
 from tidemark.spark.direct.batches import AbortedBatches
 from tidemark.spark.direct.pieces import Aborted, ObjectPiece, ReadLease, direct_slices, is_sound
 from tidemark.spark.offsets import OffsetRange
+from tidemark.spark.options import parse_options
 from tidemark.spark.planning import plan
+from tidemark.spark.source import source_schema
+from tidemark.spark.stream import TidemarkStreamReader
 
 WHOLE = OffsetRange("t", 0, 0, 1_000)
 
@@ -130,12 +133,41 @@ def test_a_refused_plan_is_read_through(fake: FakeTier, code: ErrorCode) -> None
     assert [each.direct for each in plan(fake.options())] == [None]
 
 
+def test_records_that_went_before_the_plan_are_told_by_the_brokers(fake: FakeTier) -> None:
+    fake.error_code = ErrorCode.OFFSET_OUT_OF_RANGE
+    assert [each.direct for each in plan(fake.options(direct="true"))] == [None]
+
+
 def test_a_plan_with_a_hole_is_read_through(
     fake: FakeTier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, *others = fake.pieces(0, 150)
     monkeypatch.setattr(fake, "pieces", lambda *_: [first._replace(start=1), *others])
     assert [each.direct for each in plan(fake.options())] == [None]
+
+
+def test_an_answer_without_end_is_not_asked_for_again(
+    fake: FakeTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fake, "segments_max", -1)
+    monkeypatch.setattr(fake, "pieces", lambda *_: [])
+    assert [each.direct for each in plan(fake.options())] == [None]
+
+
+def test_a_stream_plans_its_batches_without_a_lease_if_it_is_told_to(fake: FakeTier) -> None:
+    given = {"bootstrap.servers": fake.bootstrap_servers, "subscribe": "t"}
+    for mode, asked in (({}, 0), ({"direct": "auto"}, 2)):
+        options = parse_options(given | mode, is_stream=True)
+        reader = TidemarkStreamReader(options, source_schema(("offset",)))
+        fake.asked.clear()
+        start, end = reader.initialOffset(), reader.reportLatestOffset()
+        slices = [each.offsets for each in reader.partitions(start, end)]
+        reader.stop()
+        assert len(fake.asked) == asked and not any(each.lease_id for each in fake.asked)
+        assert [(each.start, each.end) for each in slices if each.direct] == [(0, 150)][:asked]
+        assert slices[-1].end == 200
+    with pytest.raises(ConfigError, match="leaseMs has no effect in a stream"):
+        parse_options(given | {"leaseMs": "5000"}, is_stream=True)
 
 
 def test_too_many_leases_are_no_reason_to_read_from_the_brokers(fake: FakeTier) -> None:

@@ -145,6 +145,8 @@ class _Planning:
             raise NotDirectError(f"{ranges[0].topic_partition}: {error}") from error
 
     async def _hold(self, core: AsyncLookups, ranges: Sequence[OffsetRange]) -> ReadLease | None:
+        if not self._options.direct.lease_ms:
+            return None
         start, end = ranges[0].start, ranges[-1].end
         now_ms = int(time.time() * 1000)
         wanted = ReadLease(self._lease_id, start, end, self._options.direct.lease_ms, now_ms)
