@@ -185,7 +185,8 @@ class TransactionCoordinator:
         `TransactionShard.init_producer_id` raises, and errors of the coordinator's runtime."""
         transactional_id = request.transactional_id
         expected = None
-        if request.producer_id >= 0 and request.producer_epoch >= 0:
+        named = request.HasField("producer_id") and request.HasField("producer_epoch")
+        if named and request.producer_id >= 0 and request.producer_epoch >= 0:
             expected = ProducerIdAndEpoch(request.producer_id, request.producer_epoch)
 
         def decide(

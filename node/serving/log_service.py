@@ -22,11 +22,18 @@ from node.serving.fetch_session import (
     ConsumerSession,
     FetchContext,
     FetchingReplica,
-    FetchPartition,
     FetchSession,
     SessionlessFetch,
 )
 from node.serving.fetching import FetchHandler, FetchParams
+from node.serving.log_messages import (
+    Redirecting,
+    forgotten_key,
+    known,
+    leaders_of,
+    produce_response,
+    wanted,
+)
 from node.serving.metadata_answers import metadata_response
 from node.serving.offsets import OffsetFinder
 from node.serving.plain_records import to_plain
@@ -42,6 +49,7 @@ from tidemark import wire
 from tidemark.errors import ApiError, ErrorCode, UnsupportedVersionError, code_of
 from tidemark.quotas.entities import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE
 from tidemark.types import TopicPartition
+from tidemark.v1 import common_pb2
 from tidemark.v1 import log_pb2 as pb
 from tidemark.wire.exchange import Answer, answer_in_order, answer_until_next
 from tidemark.wire.primitives import int_field
@@ -197,7 +205,7 @@ class LogService:
             failed = [result_of(item) for item in request.partition_data]
             for result in failed:
                 result.error_code, result.error_message = code_of(error), str(error)
-            return _produce_response(failed)
+            return self._produced(failed)
         finally:
             self._later.discard(task)
         answer = self._produce_within(request, taken, kept)
@@ -219,12 +227,12 @@ class LogService:
         if produced.is_done or not kept:
             self._memory.release(taken_bytes)
         if produced.is_done:
-            return _produce_response(produced.results)
+            return self._produced(produced.results)
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
         def end() -> None:
             if not answer.done():
-                answer.set_result(_produce_response(produced.results))
+                answer.set_result(self._produced(produced.results))
 
         def ended(_: asyncio.Future[bytes]) -> None:
             produced.abandon()
@@ -235,10 +243,16 @@ class LogService:
         answer.add_done_callback(ended)
         return answer
 
+    def _produced(self, results: Sequence[ProduceResult]) -> bytes:
+        return produce_response(results, self._leaders(results))
+
+    def _leaders(self, results: Sequence[Redirecting]) -> list[common_pb2.Node]:
+        return leaders_of(results, self._images.image.brokers, self._listener)
+
     async def fetch(self, request: pb.FetchRequest, context: Context) -> bytes:
         """Answers a consumer's long poll. A client that is above its quota gets an answer without
         partitions, and at most what the quota's windows hold otherwise (KIP-219)."""
-        fetch = SessionlessFetch(_wanted(request.partitions))
+        fetch = SessionlessFetch(wanted(request.partitions))
         payload = await self._consumer_fetch(request, context, fetch)
         self._answers.hold(len(payload), context)
         return payload
@@ -251,7 +265,7 @@ class LogService:
             session.behind = behind
             try:
                 request = parse(pb.FetchRequest, payload)
-                session.apply(_wanted(request.partitions), map(_forgotten_key, request.forgotten))
+                session.apply(wanted(request.partitions), map(forgotten_key, request.forgotten))
                 check_count(len(session))
             except ApiError as error:
                 return wire.encode_fetch_response(
@@ -302,7 +316,7 @@ class LogService:
         if request.plain_records:
             for answer, offset in zip(answers, fetch.offsets, strict=True):
                 to_plain(answer, offset)
-        return wire.FetchResponse(answers)
+        return wire.FetchResponse(answers, node_endpoints=self._leaders(answers))
 
     async def replica_fetch(
         self,
@@ -327,12 +341,12 @@ class LogService:
             max_bytes=self._limit(request.max_bytes),
             replica=replica,
         )
-        wanted = _wanted(request.partitions)
-        fetch: FetchContext = session or SessionlessFetch(wanted, from_replica=True)
+        items = wanted(request.partitions)
+        fetch: FetchContext = session or SessionlessFetch(items, from_replica=True)
         if session is not None:
-            forgotten = map(_forgotten_key, request.forgotten)
+            forgotten = map(forgotten_key, request.forgotten)
             try:
-                session.begin(replica, request.session_id, wanted, forgotten)
+                session.begin(replica, request.session_id, items, forgotten)
             except ApiError as error:
                 return wire.encode_fetch_response(
                     wire.FetchResponse([], int(code_of(error)), str(error))
@@ -419,7 +433,7 @@ class LogService:
                 item.topic,
                 item.partition_index,
                 item.timestamp,
-                current_leader_epoch=_known(item.current_leader_epoch),
+                current_leader_epoch=known(item, "current_leader_epoch"),
                 from_replica=request.replica_id > 0,
                 read_committed=request.isolation_level == 1,
             )
@@ -503,7 +517,10 @@ class LogService:
             )
             try:
                 found = self._handlers.offsets.epoch_end(
-                    item.topic, item.partition, _known(item.current_leader_epoch), item.leader_epoch
+                    item.topic,
+                    item.partition,
+                    known(item, "current_leader_epoch"),
+                    item.leader_epoch,
                 )
             except ApiError as error:
                 answer.error_code = int(code_of(error))  # type: ignore[assignment]
@@ -511,30 +528,6 @@ class LogService:
             if found is not None:
                 answer.leader_epoch, answer.end_offset = found
         return response
-
-
-def _known(value: int) -> int | None:
-    return None if value < 0 else value
-
-
-def _wanted(partitions: Sequence[pb.FetchRequest.FetchPartition]) -> list[FetchPartition]:
-    return [
-        FetchPartition(
-            item.topic,
-            item.partition,
-            item.fetch_offset,
-            item.partition_max_bytes,
-            _known(item.current_leader_epoch),
-            _known(item.last_fetched_epoch),
-            item.log_start_offset,
-            item.topic_id,
-        )
-        for item in partitions
-    ]
-
-
-def _forgotten_key(item: pb.FetchRequest.ForgottenPartition) -> TopicPartition:
-    return TopicPartition(item.topic or item.topic_id.hex(), item.partition)
 
 
 async def _refuse(context: Context, error: ApiError) -> bytes:
@@ -567,26 +560,6 @@ def _charged_produce(charge: Charge, answer: Answer) -> bytes | asyncio.Future[b
 def _throttle_field(charge: Charge) -> bytes:
     """`throttle_time_ms` of a ProduceResponse; a message may be continued by its fields."""
     return int_field(2, charge.throttle_ms(PRODUCER_BYTE_RATE))
-
-
-def _produce_response(results: Sequence[ProduceResult]) -> bytes:
-    response = pb.ProduceResponse()
-    for result in results:
-        answer = response.responses.add(
-            topic=result.topic,
-            topic_id=result.topic_id,
-            index=result.index,
-            error_code=int(result.error_code),
-            error_message=result.error_message,
-            base_offset=result.base_offset,
-            log_append_time_ms=result.log_append_time_ms,
-            log_start_offset=result.log_start_offset,
-        )
-        if result.current_leader is not None:
-            answer.current_leader.leader_id = result.current_leader[0]
-            answer.current_leader.leader_epoch = result.current_leader[1]
-    encoded: bytes = response.SerializeToString()
-    return encoded
 
 
 # Without a deserializer gRPC passes the request's bytes; without a serializer it sends bytes as is.

@@ -4,16 +4,22 @@ path.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from tidemark.errors import TidemarkError, code_of
+from tidemark.errors import InvalidRequestError, TidemarkError, code_of
 from tidemark.records import Record, decode_batch, encode_batch, iter_batches
 from tidemark.v1 import common_pb2
-from tidemark.wire import FetchPartitionData
+from tidemark.wire import FetchPartitionData, PartitionProduceData
 
 
-def to_batch(plain_records: Sequence[common_pb2.Record], now_ms: int) -> bytes:
-    """Encodes records as one batch; a timestamp of 0 or below becomes `now_ms`."""
+def to_batch(data: PartitionProduceData, now_ms: int) -> bytes:
+    """Encodes the plain records as one batch; a timestamp of 0 or below becomes `now_ms`.
+
+    Raises InvalidRequestError for a part of the three numbers of an idempotent producer.
+    """
+    numbers = (data.producer_id, data.producer_epoch, data.base_sequence)
+    if min(numbers) < 0 and numbers != (-1, -1, -1):
+        raise InvalidRequestError(
+            f"producer_id, producer_epoch and base_sequence are {numbers}: set all three, or none"
+        )
     return encode_batch(
         [
             Record(
@@ -26,8 +32,11 @@ def to_batch(plain_records: Sequence[common_pb2.Record], now_ms: int) -> bytes:
                     for header in plain.headers
                 ),
             )
-            for position, plain in enumerate(plain_records)
-        ]
+            for position, plain in enumerate(data.plain_records)
+        ],
+        producer_id=data.producer_id,
+        producer_epoch=data.producer_epoch,
+        base_sequence=data.base_sequence,
     )
 
 

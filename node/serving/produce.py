@@ -331,7 +331,7 @@ class ProduceHandler:
         now_ms = self._clock.wall_ms()
         records = item.records
         if item.plain_records:
-            records = to_batch(item.plain_records, now_ms)
+            records = to_batch(item, now_ms)
         info = hosted.log.append_as_leader(records, core.leader_epoch, now_ms, verified=verified)
         result.base_offset = info.first_offset
         result.log_append_time_ms = info.log_append_time_ms

@@ -233,7 +233,7 @@ class _Creator:
         return topic_id
 
     def _placed_replicas(self, wanted: _Creatable) -> list[tuple[int, ...]]:
-        partitions, factor = wanted.num_partitions, wanted.replication_factor
+        partitions, factor = _asked(wanted)
         if partitions == -1:
             partitions = self.config.num_partitions
         if factor == -1:
@@ -274,6 +274,14 @@ def check_room(planned: int, added: int) -> None:
         )
 
 
+def _asked(wanted: _Creatable) -> tuple[int, int]:
+    """(num.partitions, replication factor) of a request; -1 for the cluster's defaults."""
+    return (
+        wanted.num_partitions if wanted.HasField("num_partitions") else -1,
+        wanted.replication_factor if wanted.HasField("replication_factor") else -1,
+    )
+
+
 def _check_size(partitions: int, wanted: _Creatable) -> None:
     if 1 + len(wanted.configs) + partitions > RECORDS_PER_BATCH_MAX:
         raise PolicyViolationError(
@@ -284,9 +292,9 @@ def _check_size(partitions: int, wanted: _Creatable) -> None:
 
 def _manual_replicas(image: MetadataImage, wanted: _Creatable) -> list[tuple[int, ...]]:
     """Returns the assignment of the request; raises InvalidReplicaAssignmentError."""
-    if wanted.num_partitions != -1 or wanted.replication_factor != -1:
+    if _asked(wanted) != (-1, -1):
         raise InvalidRequestError(
-            "with assignments, num_partitions and replication_factor are to be -1"
+            "with assignments, num_partitions and replication_factor are to be left out"
         )
     _check_size(len(wanted.assignments), wanted)
     by_index = {a.partition_index: intern_ids(a.broker_ids) for a in wanted.assignments}

@@ -6,7 +6,7 @@ network loses and repeats. `check` holds the producer's promises.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -20,7 +20,7 @@ from tidemark.client.retry import RetryPolicy
 from tidemark.client.transactions.core import TransactionCore
 from tidemark.errors import ApiError, ErrorCode
 from tidemark.types import TopicPartition
-from tidemark.v1 import log_pb2
+from tidemark.v1 import common_pb2, log_pb2
 
 DELIVERY_TIMEOUT_MS = 2_000
 MAX_BLOCK_MS = 700
@@ -52,6 +52,9 @@ class FakeView:
 
     def topic_id(self, topic: str) -> bytes:
         return b""
+
+    def hint_nodes(self, nodes: Iterable[common_pb2.Node]) -> None:
+        """All nodes are known."""
 
     def hint_leader(self, partition: TopicPartition, leader_id: int, leader_epoch: int) -> None:
         if leader_epoch > self.leader_epoch(partition):

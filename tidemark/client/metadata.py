@@ -30,7 +30,7 @@ from tidemark.errors import (
     error_for,
 )
 from tidemark.types import ZERO_UUID, Endpoint, TopicPartition
-from tidemark.v1 import log_pb2
+from tidemark.v1 import common_pb2, log_pb2
 
 logger = logging.getLogger(__name__)
 
@@ -165,6 +165,11 @@ class MetadataCache:
         topic.partitions[partition.partition] = PartitionInfo(
             found.partition, leader_id, leader_epoch, found.replicas, found.isr
         )
+
+    def hint_nodes(self, nodes: Iterable[common_pb2.Node]) -> None:
+        """Adopts the addresses of nodes that are not known yet, of the leaders in an answer."""
+        for node in nodes:
+            self.brokers.setdefault(node.node_id, Endpoint(node.host, node.port))
 
     def want(self, topics: Iterable[str]) -> None:
         """Adds topics to the requests from now on, until `forget`."""

@@ -271,6 +271,7 @@ class ProducerCore:
         """Takes a ProduceResponse. Returns the batches that failed for good."""
         self._end(request)
         self.throttled.answered(request.leader, answer.throttle_time_ms, now_ms)
+        self._view.hint_nodes(answer.node_endpoints)
         answers = {(r.topic, r.index): r for r in answer.responses}
         batches = request.open_batches
         for batch in batches:

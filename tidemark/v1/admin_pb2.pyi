@@ -61,12 +61,12 @@ class CreateTopicsRequest(_message.Message):
         REBUILD_FIELD_NUMBER: _builtins.int
         name: _builtins.str
         num_partitions: _builtins.int
-        """-1: the cluster's default"""
+        """left out, or -1: the cluster's default"""
         replication_factor: _builtins.int
-        """-1: the cluster's default"""
+        """left out, or -1: the cluster's default"""
         @_builtins.property
         def assignments(self) -> _containers.RepeatedCompositeFieldContainer[Global___CreateTopicsRequest.ReplicaAssignment]:
-            """manual placement; the two fields above are -1 then"""
+            """manual placement, without the two fields above"""
 
         @_builtins.property
         def configs(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
@@ -80,17 +80,24 @@ class CreateTopicsRequest(_message.Message):
             self,
             *,
             name: _builtins.str = ...,
-            num_partitions: _builtins.int = ...,
-            replication_factor: _builtins.int = ...,
+            num_partitions: _builtins.int | None = ...,
+            replication_factor: _builtins.int | None = ...,
             assignments: _abc.Iterable[Global___CreateTopicsRequest.ReplicaAssignment] | None = ...,
             configs: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
             rebuild: Global___CreateTopicsRequest.TierRebuild | None = ...,
         ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _typing.Literal["rebuild", b"rebuild"]  # noqa: Y015
+        _HasFieldArgType: _TypeAlias = _typing.Literal["_num_partitions", b"_num_partitions", "_replication_factor", b"_replication_factor", "num_partitions", b"num_partitions", "rebuild", b"rebuild", "replication_factor", b"replication_factor"]  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["assignments", b"assignments", "configs", b"configs", "name", b"name", "num_partitions", b"num_partitions", "rebuild", b"rebuild", "replication_factor", b"replication_factor"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_partitions", b"_num_partitions", "_replication_factor", b"_replication_factor", "assignments", b"assignments", "configs", b"configs", "name", b"name", "num_partitions", b"num_partitions", "rebuild", b"rebuild", "replication_factor", b"replication_factor"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-        def WhichOneof(self, oneof_group: _Never) -> None: ...
+        _WhichOneofReturnType__num_partitions: _TypeAlias = _typing.Literal["num_partitions"]  # noqa: Y015
+        _WhichOneofArgType__num_partitions: _TypeAlias = _typing.Literal["_num_partitions", b"_num_partitions"]  # noqa: Y015
+        _WhichOneofReturnType__replication_factor: _TypeAlias = _typing.Literal["replication_factor"]  # noqa: Y015
+        _WhichOneofArgType__replication_factor: _TypeAlias = _typing.Literal["_replication_factor", b"_replication_factor"]  # noqa: Y015
+        @_typing.overload
+        def WhichOneof(self, oneof_group: _WhichOneofArgType__num_partitions) -> _WhichOneofReturnType__num_partitions | None: ...
+        @_typing.overload
+        def WhichOneof(self, oneof_group: _WhichOneofArgType__replication_factor) -> _WhichOneofReturnType__replication_factor | None: ...
 
     @_typing.final
     class TierRebuild(_message.Message):

@@ -7,7 +7,7 @@ proto/README.md tells how to write a client, in the order in which it needs thes
 
 A failure is an error code, mostly of a partition or a topic; the call itself succeeds. A status other than OK means that
 the node did not answer: UNAVAILABLE and DEADLINE_EXCEEDED may be repeated, and a Produce may have been done.
-proto3 knows no default but zero: a field whose comment names -1 has to be set to it.
+A field that is `optional` has a sensible meaning when it is left out, which its comment tells; 0 is another one.
 """
 
 from collections import abc as _abc
@@ -40,6 +40,9 @@ class ProduceRequest(_message.Message):
         INDEX_FIELD_NUMBER: _builtins.int
         RECORDS_FIELD_NUMBER: _builtins.int
         PLAIN_RECORDS_FIELD_NUMBER: _builtins.int
+        PRODUCER_ID_FIELD_NUMBER: _builtins.int
+        PRODUCER_EPOCH_FIELD_NUMBER: _builtins.int
+        BASE_SEQUENCE_FIELD_NUMBER: _builtins.int
         topic: _builtins.str
         topic_id: _builtins.bytes
         """instead of topic; checked against topic if both are set"""
@@ -49,10 +52,16 @@ class ProduceRequest(_message.Message):
         """Record batches v2, byte for byte those of Apache Kafka: compressed, and of idempotent producers with id, epoch and
         sequence. One batch if it has a producer id. At most max.message.bytes each, else MESSAGE_TOO_LARGE.
         """
+        producer_id: _builtins.int
+        """Of plain_records: the id and the epoch of InitProducerId, and the number of the first record, which counts the records
+        of this producer in the partition, from 0. The same request again is appended once. All three or none.
+        """
+        producer_epoch: _builtins.int
+        base_sequence: _builtins.int
         @_builtins.property
         def plain_records(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Record]:
-            """Instead of records: the node encodes one batch, not compressed. It has no producer id and no sequence, so a repeated
-            request whose first answer was lost is appended a second time.
+            """Instead of records: the node encodes one batch, not compressed. Without a producer id a repeated request whose first
+            answer was lost is appended a second time.
             """
 
         def __init__(
@@ -63,12 +72,26 @@ class ProduceRequest(_message.Message):
             index: _builtins.int = ...,
             records: _builtins.bytes = ...,
             plain_records: _abc.Iterable[_common_pb2.Record] | None = ...,
+            producer_id: _builtins.int | None = ...,
+            producer_epoch: _builtins.int | None = ...,
+            base_sequence: _builtins.int | None = ...,
         ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        _HasFieldArgType: _TypeAlias = _typing.Literal["_base_sequence", b"_base_sequence", "_producer_epoch", b"_producer_epoch", "_producer_id", b"_producer_id", "base_sequence", b"base_sequence", "producer_epoch", b"producer_epoch", "producer_id", b"producer_id"]  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "plain_records", b"plain_records", "records", b"records", "topic", b"topic", "topic_id", b"topic_id"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["_base_sequence", b"_base_sequence", "_producer_epoch", b"_producer_epoch", "_producer_id", b"_producer_id", "base_sequence", b"base_sequence", "index", b"index", "plain_records", b"plain_records", "producer_epoch", b"producer_epoch", "producer_id", b"producer_id", "records", b"records", "topic", b"topic", "topic_id", b"topic_id"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-        def WhichOneof(self, oneof_group: _Never) -> None: ...
+        _WhichOneofReturnType__base_sequence: _TypeAlias = _typing.Literal["base_sequence"]  # noqa: Y015
+        _WhichOneofArgType__base_sequence: _TypeAlias = _typing.Literal["_base_sequence", b"_base_sequence"]  # noqa: Y015
+        _WhichOneofReturnType__producer_epoch: _TypeAlias = _typing.Literal["producer_epoch"]  # noqa: Y015
+        _WhichOneofArgType__producer_epoch: _TypeAlias = _typing.Literal["_producer_epoch", b"_producer_epoch"]  # noqa: Y015
+        _WhichOneofReturnType__producer_id: _TypeAlias = _typing.Literal["producer_id"]  # noqa: Y015
+        _WhichOneofArgType__producer_id: _TypeAlias = _typing.Literal["_producer_id", b"_producer_id"]  # noqa: Y015
+        @_typing.overload
+        def WhichOneof(self, oneof_group: _WhichOneofArgType__base_sequence) -> _WhichOneofReturnType__base_sequence | None: ...
+        @_typing.overload
+        def WhichOneof(self, oneof_group: _WhichOneofArgType__producer_epoch) -> _WhichOneofReturnType__producer_epoch | None: ...
+        @_typing.overload
+        def WhichOneof(self, oneof_group: _WhichOneofArgType__producer_id) -> _WhichOneofReturnType__producer_id | None: ...
 
     TRANSACTIONAL_ID_FIELD_NUMBER: _builtins.int
     ACKS_FIELD_NUMBER: _builtins.int
@@ -77,7 +100,7 @@ class ProduceRequest(_message.Message):
     transactional_id: _builtins.str
     """of transactional batches; acks has to be -1 then. Empty: none"""
     acks: _builtins.int
-    """1: the leader has the records; -1: all in-sync replicas; 0 (the default): as 1 without any promise"""
+    """-1, or left out: all in-sync replicas have the records; 1: the leader has them; 0: as 1 without any promise"""
     timeout_ms: _builtins.int
     """for the replicas; 0 or below: the broker's request.timeout.ms. The call's deadline has to be later"""
     @_builtins.property
@@ -88,15 +111,17 @@ class ProduceRequest(_message.Message):
         self,
         *,
         transactional_id: _builtins.str = ...,
-        acks: _builtins.int = ...,
+        acks: _builtins.int | None = ...,
         timeout_ms: _builtins.int = ...,
         partition_data: _abc.Iterable[Global___ProduceRequest.PartitionProduceData] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_acks", b"_acks", "acks", b"acks"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acks", b"acks", "partition_data", b"partition_data", "timeout_ms", b"timeout_ms", "transactional_id", b"transactional_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_acks", b"_acks", "acks", b"acks", "partition_data", b"partition_data", "timeout_ms", b"timeout_ms", "transactional_id", b"transactional_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__acks: _TypeAlias = _typing.Literal["acks"]  # noqa: Y015
+    _WhichOneofArgType__acks: _TypeAlias = _typing.Literal["_acks", b"_acks"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__acks) -> _WhichOneofReturnType__acks | None: ...
 
 Global___ProduceRequest: _TypeAlias = ProduceRequest  # noqa: Y015
 
@@ -152,21 +177,27 @@ class ProduceResponse(_message.Message):
 
     RESPONSES_FIELD_NUMBER: _builtins.int
     THROTTLE_TIME_MS_FIELD_NUMBER: _builtins.int
+    NODE_ENDPOINTS_FIELD_NUMBER: _builtins.int
     throttle_time_ms: _builtins.int
     """above 0: send nothing to this broker for so long (KIP-219)"""
     @_builtins.property
     def responses(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProduceResponse.PartitionProduceResponse]:
         """in the order of the request"""
 
+    @_builtins.property
+    def node_endpoints(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Node]:
+        """addresses of the leaders that current_leader names (KIP-951)"""
+
     def __init__(
         self,
         *,
         responses: _abc.Iterable[Global___ProduceResponse.PartitionProduceResponse] | None = ...,
         throttle_time_ms: _builtins.int = ...,
+        node_endpoints: _abc.Iterable[_common_pb2.Node] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["responses", b"responses", "throttle_time_ms", b"throttle_time_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node_endpoints", b"node_endpoints", "responses", b"responses", "throttle_time_ms", b"throttle_time_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -218,35 +249,46 @@ class FetchRequest(_message.Message):
         """instead of topic: a topic made anew under the name is told, by UNKNOWN_TOPIC_ID"""
         partition: _builtins.int
         current_leader_epoch: _builtins.int
-        """of the metadata; the broker's is lower: UNKNOWN_LEADER_EPOCH, higher: FENCED_LEADER_EPOCH. -1: not checked; 0 is an epoch"""
+        """of the metadata; the broker's is lower: UNKNOWN_LEADER_EPOCH, higher: FENCED_LEADER_EPOCH. Left out, or -1: not checked"""
         fetch_offset: _builtins.int
         """the first record to return"""
         last_fetched_epoch: _builtins.int
-        """leader epoch of the record before fetch_offset, from its batch; -1: no divergence check (KIP-320, KIP-595); 0 is an epoch"""
+        """leader epoch of the record before fetch_offset, from its batch. Left out, or -1: no divergence check (KIP-320, KIP-595)"""
         log_start_offset: _builtins.int
-        """followers: their own; else -1"""
+        """followers: their own; of clients it is not read"""
         partition_max_bytes: _builtins.int
-        """a first batch comes whole even if larger"""
+        """a first batch comes whole even if larger; left out: 1 MiB"""
         high_watermark: _builtins.int
-        """followers: their own (KIP-1166); else -1"""
+        """followers: their own (KIP-1166); of clients it is not read"""
         def __init__(
             self,
             *,
             topic: _builtins.str = ...,
             topic_id: _builtins.bytes = ...,
             partition: _builtins.int = ...,
-            current_leader_epoch: _builtins.int = ...,
+            current_leader_epoch: _builtins.int | None = ...,
             fetch_offset: _builtins.int = ...,
-            last_fetched_epoch: _builtins.int = ...,
+            last_fetched_epoch: _builtins.int | None = ...,
             log_start_offset: _builtins.int = ...,
-            partition_max_bytes: _builtins.int = ...,
+            partition_max_bytes: _builtins.int | None = ...,
             high_watermark: _builtins.int = ...,
         ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        _HasFieldArgType: _TypeAlias = _typing.Literal["_current_leader_epoch", b"_current_leader_epoch", "_last_fetched_epoch", b"_last_fetched_epoch", "_partition_max_bytes", b"_partition_max_bytes", "current_leader_epoch", b"current_leader_epoch", "last_fetched_epoch", b"last_fetched_epoch", "partition_max_bytes", b"partition_max_bytes"]  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["current_leader_epoch", b"current_leader_epoch", "fetch_offset", b"fetch_offset", "high_watermark", b"high_watermark", "last_fetched_epoch", b"last_fetched_epoch", "log_start_offset", b"log_start_offset", "partition", b"partition", "partition_max_bytes", b"partition_max_bytes", "topic", b"topic", "topic_id", b"topic_id"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["_current_leader_epoch", b"_current_leader_epoch", "_last_fetched_epoch", b"_last_fetched_epoch", "_partition_max_bytes", b"_partition_max_bytes", "current_leader_epoch", b"current_leader_epoch", "fetch_offset", b"fetch_offset", "high_watermark", b"high_watermark", "last_fetched_epoch", b"last_fetched_epoch", "log_start_offset", b"log_start_offset", "partition", b"partition", "partition_max_bytes", b"partition_max_bytes", "topic", b"topic", "topic_id", b"topic_id"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-        def WhichOneof(self, oneof_group: _Never) -> None: ...
+        _WhichOneofReturnType__current_leader_epoch: _TypeAlias = _typing.Literal["current_leader_epoch"]  # noqa: Y015
+        _WhichOneofArgType__current_leader_epoch: _TypeAlias = _typing.Literal["_current_leader_epoch", b"_current_leader_epoch"]  # noqa: Y015
+        _WhichOneofReturnType__last_fetched_epoch: _TypeAlias = _typing.Literal["last_fetched_epoch"]  # noqa: Y015
+        _WhichOneofArgType__last_fetched_epoch: _TypeAlias = _typing.Literal["_last_fetched_epoch", b"_last_fetched_epoch"]  # noqa: Y015
+        _WhichOneofReturnType__partition_max_bytes: _TypeAlias = _typing.Literal["partition_max_bytes"]  # noqa: Y015
+        _WhichOneofArgType__partition_max_bytes: _TypeAlias = _typing.Literal["_partition_max_bytes", b"_partition_max_bytes"]  # noqa: Y015
+        @_typing.overload
+        def WhichOneof(self, oneof_group: _WhichOneofArgType__current_leader_epoch) -> _WhichOneofReturnType__current_leader_epoch | None: ...
+        @_typing.overload
+        def WhichOneof(self, oneof_group: _WhichOneofArgType__last_fetched_epoch) -> _WhichOneofReturnType__last_fetched_epoch | None: ...
+        @_typing.overload
+        def WhichOneof(self, oneof_group: _WhichOneofArgType__partition_max_bytes) -> _WhichOneofReturnType__partition_max_bytes | None: ...
 
     MAX_WAIT_MS_FIELD_NUMBER: _builtins.int
     MIN_BYTES_FIELD_NUMBER: _builtins.int
@@ -454,6 +496,7 @@ class FetchResponse(_message.Message):
     ERROR_MESSAGE_FIELD_NUMBER: _builtins.int
     RESPONSES_FIELD_NUMBER: _builtins.int
     THROTTLE_TIME_MS_FIELD_NUMBER: _builtins.int
+    NODE_ENDPOINTS_FIELD_NUMBER: _builtins.int
     SESSION_ID_FIELD_NUMBER: _builtins.int
     error_code: _errors_pb2.ErrorCode.ValueType
     error_message: _builtins.str
@@ -465,6 +508,10 @@ class FetchResponse(_message.Message):
     def responses(self) -> _containers.RepeatedCompositeFieldContainer[Global___FetchResponse.PartitionData]:
         """in the order of the request"""
 
+    @_builtins.property
+    def node_endpoints(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Node]:
+        """addresses of the leaders that current_leader names (KIP-951), at the listener that was asked"""
+
     def __init__(
         self,
         *,
@@ -472,11 +519,12 @@ class FetchResponse(_message.Message):
         error_message: _builtins.str = ...,
         responses: _abc.Iterable[Global___FetchResponse.PartitionData] | None = ...,
         throttle_time_ms: _builtins.int = ...,
+        node_endpoints: _abc.Iterable[_common_pb2.Node] | None = ...,
         session_id: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error_code", b"error_code", "error_message", b"error_message", "responses", b"responses", "session_id", b"session_id", "throttle_time_ms", b"throttle_time_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error_code", b"error_code", "error_message", b"error_message", "node_endpoints", b"node_endpoints", "responses", b"responses", "session_id", b"session_id", "throttle_time_ms", b"throttle_time_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -497,7 +545,7 @@ class ListOffsetsRequest(_message.Message):
         topic: _builtins.str
         partition_index: _builtins.int
         current_leader_epoch: _builtins.int
-        """-1: not checked"""
+        """left out, or -1: not checked"""
         timestamp: _builtins.int
         """ms: the first record at or after it; or -1 latest (the high watermark, or the last stable offset), -2 earliest, -3 max timestamp, -4 earliest local, -5 latest tiered, -6 earliest not yet tiered"""
         def __init__(
@@ -505,14 +553,16 @@ class ListOffsetsRequest(_message.Message):
             *,
             topic: _builtins.str = ...,
             partition_index: _builtins.int = ...,
-            current_leader_epoch: _builtins.int = ...,
+            current_leader_epoch: _builtins.int | None = ...,
             timestamp: _builtins.int = ...,
         ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        _HasFieldArgType: _TypeAlias = _typing.Literal["_current_leader_epoch", b"_current_leader_epoch", "current_leader_epoch", b"current_leader_epoch"]  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["current_leader_epoch", b"current_leader_epoch", "partition_index", b"partition_index", "timestamp", b"timestamp", "topic", b"topic"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["_current_leader_epoch", b"_current_leader_epoch", "current_leader_epoch", b"current_leader_epoch", "partition_index", b"partition_index", "timestamp", b"timestamp", "topic", b"topic"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-        def WhichOneof(self, oneof_group: _Never) -> None: ...
+        _WhichOneofReturnType__current_leader_epoch: _TypeAlias = _typing.Literal["current_leader_epoch"]  # noqa: Y015
+        _WhichOneofArgType__current_leader_epoch: _TypeAlias = _typing.Literal["_current_leader_epoch", b"_current_leader_epoch"]  # noqa: Y015
+        def WhichOneof(self, oneof_group: _WhichOneofArgType__current_leader_epoch) -> _WhichOneofReturnType__current_leader_epoch | None: ...
 
     ISOLATION_LEVEL_FIELD_NUMBER: _builtins.int
     PARTITIONS_FIELD_NUMBER: _builtins.int
@@ -752,22 +802,29 @@ class InitProducerIdRequest(_message.Message):
     transaction_timeout_ms: _builtins.int
     """the longest time of a transaction: it is aborted then; at most the broker's transaction.max.timeout.ms"""
     producer_id: _builtins.int
-    """a producer that goes on after an error names its own (KIP-360); -1: a new one"""
+    """a producer that goes on after an error names its own (KIP-360); left out, or -1: a new one"""
     producer_epoch: _builtins.int
-    """the same; -1: a new one"""
+    """the same"""
     def __init__(
         self,
         *,
         transactional_id: _builtins.str = ...,
         transaction_timeout_ms: _builtins.int = ...,
-        producer_id: _builtins.int = ...,
-        producer_epoch: _builtins.int = ...,
+        producer_id: _builtins.int | None = ...,
+        producer_epoch: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_producer_epoch", b"_producer_epoch", "_producer_id", b"_producer_id", "producer_epoch", b"producer_epoch", "producer_id", b"producer_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["producer_epoch", b"producer_epoch", "producer_id", b"producer_id", "transaction_timeout_ms", b"transaction_timeout_ms", "transactional_id", b"transactional_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_producer_epoch", b"_producer_epoch", "_producer_id", b"_producer_id", "producer_epoch", b"producer_epoch", "producer_id", b"producer_id", "transaction_timeout_ms", b"transaction_timeout_ms", "transactional_id", b"transactional_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__producer_epoch: _TypeAlias = _typing.Literal["producer_epoch"]  # noqa: Y015
+    _WhichOneofArgType__producer_epoch: _TypeAlias = _typing.Literal["_producer_epoch", b"_producer_epoch"]  # noqa: Y015
+    _WhichOneofReturnType__producer_id: _TypeAlias = _typing.Literal["producer_id"]  # noqa: Y015
+    _WhichOneofArgType__producer_id: _TypeAlias = _typing.Literal["_producer_id", b"_producer_id"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__producer_epoch) -> _WhichOneofReturnType__producer_epoch | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__producer_id) -> _WhichOneofReturnType__producer_id | None: ...
 
 Global___InitProducerIdRequest: _TypeAlias = InitProducerIdRequest  # noqa: Y015
 
@@ -818,6 +875,7 @@ class OffsetForLeaderEpochRequest(_message.Message):
         topic: _builtins.str
         partition: _builtins.int
         current_leader_epoch: _builtins.int
+        """left out, or -1: not checked"""
         leader_epoch: _builtins.int
         """the epoch whose end is requested"""
         def __init__(
@@ -825,14 +883,16 @@ class OffsetForLeaderEpochRequest(_message.Message):
             *,
             topic: _builtins.str = ...,
             partition: _builtins.int = ...,
-            current_leader_epoch: _builtins.int = ...,
+            current_leader_epoch: _builtins.int | None = ...,
             leader_epoch: _builtins.int = ...,
         ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        _HasFieldArgType: _TypeAlias = _typing.Literal["_current_leader_epoch", b"_current_leader_epoch", "current_leader_epoch", b"current_leader_epoch"]  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["current_leader_epoch", b"current_leader_epoch", "leader_epoch", b"leader_epoch", "partition", b"partition", "topic", b"topic"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["_current_leader_epoch", b"_current_leader_epoch", "current_leader_epoch", b"current_leader_epoch", "leader_epoch", b"leader_epoch", "partition", b"partition", "topic", b"topic"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-        def WhichOneof(self, oneof_group: _Never) -> None: ...
+        _WhichOneofReturnType__current_leader_epoch: _TypeAlias = _typing.Literal["current_leader_epoch"]  # noqa: Y015
+        _WhichOneofArgType__current_leader_epoch: _TypeAlias = _typing.Literal["_current_leader_epoch", b"_current_leader_epoch"]  # noqa: Y015
+        def WhichOneof(self, oneof_group: _WhichOneofArgType__current_leader_epoch) -> _WhichOneofReturnType__current_leader_epoch | None: ...
 
     REPLICA_ID_FIELD_NUMBER: _builtins.int
     PARTITIONS_FIELD_NUMBER: _builtins.int
@@ -1017,7 +1077,7 @@ class PlanReadRequest(_message.Message):
     SEGMENT_IDS_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     topic_id: _builtins.bytes
-    """of a topic made anew: UNKNOWN_TOPIC_ID; empty: not checked"""
+    """of a topic made anew: INCONSISTENT_TOPIC_ID; empty: not checked"""
     partition: _builtins.int
     start_offset: _builtins.int
     end_offset: _builtins.int

@@ -7,7 +7,7 @@ proto/README.md tells how to write a client, in the order in which it needs thes
 
 A failure is an error code, mostly of a partition or a topic; the call itself succeeds. A status other than OK means that
 the node did not answer: UNAVAILABLE and DEADLINE_EXCEEDED may be repeated, and a Produce may have been done.
-proto3 knows no default but zero: a field whose comment names -1 has to be set to it.
+A field that is `optional` has a sensible meaning when it is left out, which its comment tells; 0 is another one.
 """
 
 from collections import abc as _abc

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from google.protobuf.message import DecodeError
+
+from tidemark.errors import InvalidRequestError
 from tidemark.v1 import common_pb2
 from tidemark.wire.primitives import (
     LENGTH_DELIMITED,
@@ -65,13 +68,15 @@ class FetchPartitionData:
 
 @dataclass(slots=True)
 class FetchResponse:
-    """An answer to a fetch of many partitions."""
+    """An answer to a fetch of many partitions. `node_endpoints` are those of the leaders that it
+    names (KIP-951)."""
 
     responses: list[FetchPartitionData] = field(default_factory=list)
     error_code: int = 0
     error_message: str = ""
     throttle_time_ms: int = 0
     session_id: int = 0
+    node_endpoints: list[common_pb2.Node] = field(default_factory=list)
 
     @property
     def size_bytes(self) -> int:
@@ -109,6 +114,8 @@ def encode_fetch_response(response: FetchResponse) -> bytes:
         parts += (_PARTITION_TAG, varint(total), head, *buffers, *tail)
     parts.append(int_field(4, response.throttle_time_ms))
     parts.append(int_field(5, response.session_id))
+    for node in response.node_endpoints:
+        parts.append(bytes_field(6, node.SerializeToString()))
     return b"".join(parts)
 
 
@@ -142,10 +149,12 @@ def decode_fetch_response(data: bytes) -> FetchResponse:
     position, end = 0, len(data)
     while position < end:
         number, wire_type, position = read_tag(data, position, end)
-        if wire_type == LENGTH_DELIMITED and number in (2, 3):
+        if wire_type == LENGTH_DELIMITED and number in (2, 3, 6):
             begin, position = read_length(data, position, end)
             if number == 2:
                 response.error_message = text(data, begin, position)
+            elif number == 6:
+                response.node_endpoints.append(_node(data, begin, position))
             else:
                 response.responses.append(_decode_partition(data, view, begin, position))
         elif wire_type == VARINT and number in (1, 4, 5):
@@ -234,6 +243,13 @@ def _epoch_end(
 ) -> tuple[int, int]:
     epoch, offset = _pair(data, begin, end, before or (0, 0))
     return int32(epoch), int64(offset)
+
+
+def _node(data: bytes, begin: int, end: int) -> common_pb2.Node:
+    try:
+        return common_pb2.Node.FromString(data[begin:end])
+    except DecodeError as error:
+        raise InvalidRequestError("malformed message: a node") from error
 
 
 def _leader(data: bytes, begin: int, end: int, before: tuple[int, int] | None) -> tuple[int, int]:

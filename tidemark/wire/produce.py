@@ -18,6 +18,7 @@ from tidemark.wire.primitives import (
     VARINT,
     bytes_field,
     int32,
+    int64,
     int_field,
     read_length,
     read_tag,
@@ -67,20 +68,26 @@ PARTITIONS_MAX = 100_000
 
 @dataclass(slots=True)
 class PartitionProduceData:
-    """The records for one partition: record batches v2, or plain records to make a batch of."""
+    """The records for one partition: record batches v2, or plain records to make a batch of.
+
+    `producer_id`, `producer_epoch` and `base_sequence` are those of plain records; -1: none.
+    """
 
     topic: str
     index: int
     records: bytes | memoryview = b""
     topic_id: bytes = b""
     plain_records: tuple[common_pb2.Record, ...] = ()
+    producer_id: int = -1
+    producer_epoch: int = -1
+    base_sequence: int = -1
 
 
 @dataclass(slots=True)
 class ProduceRequest:
     """Batches of many partitions; `acks` is 0, 1, or -1 for all in-sync replicas."""
 
-    acks: int = 0
+    acks: int = -1
     timeout_ms: int = 0
     partition_data: list[PartitionProduceData] = field(default_factory=list)
     transactional_id: str = ""
@@ -90,7 +97,7 @@ def encode_produce_request(request: ProduceRequest) -> bytes:
     """The request's bytes; every payload is copied once."""
     parts: list[BytesLike] = [
         string_field(1, request.transactional_id),
-        int_field(2, request.acks),
+        _ACKS_TAG + varint(request.acks),  # 0 as well: left out it is -1
         int_field(3, request.timeout_ms),
     ]
     for item in request.partition_data:
@@ -101,11 +108,15 @@ def encode_produce_request(request: ProduceRequest) -> bytes:
         if size:
             head += _RECORDS_TAG + varint(size)
         plain = plain_fields(5, item.plain_records)
+        if item.producer_id != -1:
+            numbers = (item.producer_id, item.producer_epoch, item.base_sequence)
+            plain += [tag(6 + n, VARINT) + varint(value) for n, value in enumerate(numbers)]
         total = len(head) + size + sum(map(len, plain))
         parts += (_PARTITION_TAG, varint(total), head, *buffers, *plain)
     return b"".join(parts)
 
 
+_ACKS_TAG = tag(2, VARINT)
 _RECORDS_TAG = tag(4, LENGTH_DELIMITED)
 _PARTITION_TAG = tag(4, LENGTH_DELIMITED)
 
@@ -155,9 +166,16 @@ def _decode_partition(
                 result.records = view[begin:position]
             else:
                 plain.append(read_plain(data, begin, position))
-        elif wire_type == VARINT and number == 3:
+        elif wire_type == VARINT and number in (3, 6, 7, 8):
             value, position = read_varint(data, position, end)
-            result.index = int32(value)
+            if number == 3:
+                result.index = int32(value)
+            elif number == 6:
+                result.producer_id = int64(value)
+            elif number == 7:
+                result.producer_epoch = int32(value)
+            else:
+                result.base_sequence = int32(value)
         else:
             position = skip(data, position, end, wire_type)
     result.plain_records = tuple(plain)

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
 
 	tidemark "example/go-client/tidemark/v1"
 )
@@ -22,7 +23,7 @@ type Record struct {
 // CreateTopic makes a topic; one that exists already is no error.
 func (c *Client) CreateTopic(ctx context.Context, name string, partitions, replicas int32, configs map[string]string) error {
 	request := &tidemark.CreateTopicsRequest{Topics: []*tidemark.CreateTopicsRequest_CreatableTopic{{
-		Name: name, NumPartitions: partitions, ReplicationFactor: replicas, Configs: configs,
+		Name: name, NumPartitions: &partitions, ReplicationFactor: &replicas, Configs: configs,
 	}}}
 	return retry(ctx, func() error {
 		// Any node forwards it to the active controller.
@@ -51,15 +52,14 @@ func (c *Client) CreateTopic(ctx context.Context, name string, partitions, repli
 // Produce appends records to a partition and returns the offset of the first; the others follow without a gap. All
 // in-sync replicas have them by then.
 //
-// Plain records have no sequence numbers: if an answer is lost, Produce sends again, and the records are in the log
-// twice. It is at least once. Call it again for the partition only after it returned, and the order is kept.
+// These plain records have no sequence numbers: if an answer is lost, Produce sends again, and the records are in the
+// log twice. It is at least once. Call it again for the partition only after it returned, and the order is kept.
 func (c *Client) Produce(ctx context.Context, topic string, partition int32, records []Record) (int64, error) {
 	data := &tidemark.ProduceRequest_PartitionProduceData{Topic: topic, Index: partition}
 	for _, record := range records {
 		data.PlainRecords = append(data.PlainRecords, toWire(record))
 	}
 	request := &tidemark.ProduceRequest{
-		Acks:          -1, // all in-sync replicas; proto3's default would promise nothing
 		TimeoutMs:     int32(requestTimeout.Milliseconds() / 2),
 		PartitionData: []*tidemark.ProduceRequest_PartitionProduceData{data},
 	}
@@ -95,14 +95,10 @@ func (c *Client) Fetch(ctx context.Context, topic string, partition int32, offse
 		PlainRecords: true,
 		Partitions: []*tidemark.FetchRequest_FetchPartition{{
 			// By its id: if the topic is deleted and made anew, this is an error and not a record of the new one.
-			TopicId:            []byte(known.id),
-			Partition:          partition,
-			FetchOffset:        offset,
-			PartitionMaxBytes:  fetchMaxBytes,
-			CurrentLeaderEpoch: -1, // zero would be an epoch
-			LastFetchedEpoch:   -1,
-			LogStartOffset:     -1,
-			HighWatermark:      -1,
+			TopicId:           []byte(known.id),
+			Partition:         partition,
+			FetchOffset:       offset,
+			PartitionMaxBytes: proto.Int32(fetchMaxBytes),
 		}},
 	}
 	var records []Record
@@ -143,7 +139,7 @@ const (
 func (c *Client) ListOffset(ctx context.Context, topic string, partition int32, timestamp int64) (int64, error) {
 	request := &tidemark.ListOffsetsRequest{
 		Partitions: []*tidemark.ListOffsetsRequest_ListOffsetsPartition{{
-			Topic: topic, PartitionIndex: partition, CurrentLeaderEpoch: -1, Timestamp: timestamp,
+			Topic: topic, PartitionIndex: partition, Timestamp: timestamp,
 		}},
 	}
 	offset := int64(-1)

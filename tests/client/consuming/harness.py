@@ -6,7 +6,7 @@ them, fails them or forgets them, in any order.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from random import Random
 
 from tidemark import records
@@ -21,6 +21,7 @@ from tidemark.client.retry import RetryPolicy
 from tidemark.errors import ApiError, ErrorCode, TidemarkError
 from tidemark.records.header import PATCH_BYTES, patch_header
 from tidemark.types import OffsetSpec, TopicPartition
+from tidemark.v1 import common_pb2
 from tidemark.wire import FetchPartitionData, FetchResponse
 
 RETRY = RetryPolicy(60_000, 100, 1_000, jitter=0)
@@ -51,6 +52,9 @@ class FakeLeaders:
 
     def mark_stale(self) -> None:
         self.is_stale = True
+
+    def hint_nodes(self, nodes: Iterable[common_pb2.Node]) -> None:
+        """All nodes are known."""
 
     def hint_leader(self, partition: TopicPartition, leader_id: int, leader_epoch: int) -> None:
         if leader_epoch > self.leader_epoch(partition):

@@ -15,6 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.node.histories import Read, TransactionHistory
+from tidemark.cli import session
 from tidemark.cli.main import app
 from tidemark.client import sync
 from tidemark.client.models import OffsetSpec
@@ -189,6 +190,7 @@ def test_the_command_line_reads_what_is_committed(
 ) -> None:
     cluster, history = world.cluster, world.histories[seed]
     monkeypatch.setattr(sync, "Consumer", lambda _, **settings: cluster.consumer(**settings))
+    monkeypatch.setattr(session, "check_reachable", lambda _: None)
     expected = history.expected()
     options = ["--isolation-level", "read_committed", "--from-beginning", "--json"]
     count = ["--max-messages", str(len(expected))]

@@ -11,7 +11,7 @@ import grpc.aio
 from tidemark.errors import ApiError, NetworkError, raise_for
 from tidemark.records import Record, encode_batch
 from tidemark.testing import Cluster
-from tidemark.v1 import group_pb2, log_pb2
+from tidemark.v1 import admin_pb2, group_pb2, log_pb2
 from tidemark.v1 import transaction_pb2 as pb
 from tidemark.wire.network import open_channel
 from tidemark.wire.rpcs import Rpc, rpcs_of
@@ -25,7 +25,7 @@ SETTINGS = {
 }
 _RPCS: dict[str, Rpc] = {
     rpc.name: rpc
-    for file in (log_pb2, group_pb2, pb)
+    for file in (log_pb2, group_pb2, pb, admin_pb2)
     for service in file.DESCRIPTOR.services_by_name.values()
     if service.name != "Replication"
     for rpc in rpcs_of(service)
@@ -116,16 +116,7 @@ class Stubs:
             request = log_pb2.FetchRequest(
                 max_bytes=1 << 20, plain_records=True, isolation_level=1 if committed else 0
             )
-            request.partitions.add(
-                topic=topic,
-                partition=partition,
-                current_leader_epoch=-1,
-                fetch_offset=offset,
-                last_fetched_epoch=-1,
-                log_start_offset=-1,
-                partition_max_bytes=1 << 20,
-                high_watermark=-1,
-            )
+            request.partitions.add(topic=topic, partition=partition, fetch_offset=offset)
             part = await self.led(topic, partition, request, lambda answer: answer.responses[0])
             values += [record.value.decode() for record in part.plain_records]
             if part.next_offset <= offset:

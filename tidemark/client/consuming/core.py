@@ -301,6 +301,7 @@ class FetchCore:
             return
         request.rest(now_ms)
         has_news = False
+        self._leaders.hint_nodes(response.node_endpoints)
         for data in response.responses:
             if is_news(data):
                 has_news = True

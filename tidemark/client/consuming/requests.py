@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -10,6 +11,7 @@ from tidemark.client.consuming.partition import AssignedPartition, Position, Tar
 from tidemark.client.retry import RetryPolicy
 from tidemark.errors import ApiError
 from tidemark.types import TopicPartition
+from tidemark.v1 import common_pb2
 
 
 class Leaders(Protocol):
@@ -21,6 +23,7 @@ class Leaders(Protocol):
     def topic_error(self, topic: str) -> ApiError | None: ...
     def mark_stale(self) -> None: ...
     def hint_leader(self, partition: TopicPartition, leader_id: int, leader_epoch: int) -> None: ...
+    def hint_nodes(self, nodes: Iterable[common_pb2.Node]) -> None: ...
     @property
     def is_stale(self) -> bool: ...
 

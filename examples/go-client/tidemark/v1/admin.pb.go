@@ -2382,9 +2382,9 @@ func (x *UnregisterBrokerResponse) GetErrorMessage() string {
 type CreateTopicsRequest_CreatableTopic struct {
 	state             protoimpl.MessageState                   `protogen:"open.v1"`
 	Name              string                                   `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	NumPartitions     int32                                    `protobuf:"varint,2,opt,name=num_partitions,json=numPartitions,proto3" json:"num_partitions,omitempty"`                                         // -1: the cluster's default
-	ReplicationFactor int32                                    `protobuf:"varint,3,opt,name=replication_factor,json=replicationFactor,proto3" json:"replication_factor,omitempty"`                             // -1: the cluster's default
-	Assignments       []*CreateTopicsRequest_ReplicaAssignment `protobuf:"bytes,4,rep,name=assignments,proto3" json:"assignments,omitempty"`                                                                   // manual placement; the two fields above are -1 then
+	NumPartitions     *int32                                   `protobuf:"varint,2,opt,name=num_partitions,json=numPartitions,proto3,oneof" json:"num_partitions,omitempty"`                                   // left out, or -1: the cluster's default
+	ReplicationFactor *int32                                   `protobuf:"varint,3,opt,name=replication_factor,json=replicationFactor,proto3,oneof" json:"replication_factor,omitempty"`                       // left out, or -1: the cluster's default
+	Assignments       []*CreateTopicsRequest_ReplicaAssignment `protobuf:"bytes,4,rep,name=assignments,proto3" json:"assignments,omitempty"`                                                                   // manual placement, without the two fields above
 	Configs           map[string]string                        `protobuf:"bytes,5,rep,name=configs,proto3" json:"configs,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // topic settings by Kafka's names
 	Rebuild           *CreateTopicsRequest_TierRebuild         `protobuf:"bytes,6,opt,name=rebuild,proto3" json:"rebuild,omitempty"`                                                                           // of a topic whose records are in the tier alone
 	unknownFields     protoimpl.UnknownFields
@@ -2429,15 +2429,15 @@ func (x *CreateTopicsRequest_CreatableTopic) GetName() string {
 }
 
 func (x *CreateTopicsRequest_CreatableTopic) GetNumPartitions() int32 {
-	if x != nil {
-		return x.NumPartitions
+	if x != nil && x.NumPartitions != nil {
+		return *x.NumPartitions
 	}
 	return 0
 }
 
 func (x *CreateTopicsRequest_CreatableTopic) GetReplicationFactor() int32 {
-	if x != nil {
-		return x.ReplicationFactor
+	if x != nil && x.ReplicationFactor != nil {
+		return *x.ReplicationFactor
 	}
 	return 0
 }
@@ -5017,22 +5017,24 @@ var File_tidemark_v1_admin_proto protoreflect.FileDescriptor
 
 const file_tidemark_v1_admin_proto_rawDesc = "" +
 	"\n" +
-	"\x17tidemark/v1/admin.proto\x12\vtidemark.v1\x1a\x18tidemark/v1/common.proto\x1a\x18tidemark/v1/errors.proto\x1a\x16tidemark/v1/raft.proto\"\xfd\x05\n" +
+	"\x17tidemark/v1/admin.proto\x12\vtidemark.v1\x1a\x18tidemark/v1/common.proto\x1a\x18tidemark/v1/errors.proto\x1a\x16tidemark/v1/raft.proto\"\xb1\x06\n" +
 	"\x13CreateTopicsRequest\x12G\n" +
 	"\x06topics\x18\x01 \x03(\v2/.tidemark.v1.CreateTopicsRequest.CreatableTopicR\x06topics\x12\x1d\n" +
 	"\n" +
 	"timeout_ms\x18\x02 \x01(\x05R\ttimeoutMs\x12#\n" +
-	"\rvalidate_only\x18\x03 \x01(\bR\fvalidateOnly\x1a\xac\x03\n" +
+	"\rvalidate_only\x18\x03 \x01(\bR\fvalidateOnly\x1a\xe0\x03\n" +
 	"\x0eCreatableTopic\x12\x12\n" +
-	"\x04name\x18\x01 \x01(\tR\x04name\x12%\n" +
-	"\x0enum_partitions\x18\x02 \x01(\x05R\rnumPartitions\x12-\n" +
-	"\x12replication_factor\x18\x03 \x01(\x05R\x11replicationFactor\x12T\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12*\n" +
+	"\x0enum_partitions\x18\x02 \x01(\x05H\x00R\rnumPartitions\x88\x01\x01\x122\n" +
+	"\x12replication_factor\x18\x03 \x01(\x05H\x01R\x11replicationFactor\x88\x01\x01\x12T\n" +
 	"\vassignments\x18\x04 \x03(\v22.tidemark.v1.CreateTopicsRequest.ReplicaAssignmentR\vassignments\x12V\n" +
 	"\aconfigs\x18\x05 \x03(\v2<.tidemark.v1.CreateTopicsRequest.CreatableTopic.ConfigsEntryR\aconfigs\x12F\n" +
 	"\arebuild\x18\x06 \x01(\v2,.tidemark.v1.CreateTopicsRequest.TierRebuildR\arebuild\x1a:\n" +
 	"\fConfigsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1aM\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\x11\n" +
+	"\x0f_num_partitionsB\x15\n" +
+	"\x13_replication_factor\x1aM\n" +
 	"\vTierRebuild\x12\x19\n" +
 	"\btopic_id\x18\x01 \x01(\fR\atopicId\x12#\n" +
 	"\rleader_epochs\x18\x02 \x03(\x05R\fleaderEpochs\x1a[\n" +
@@ -5725,6 +5727,7 @@ func file_tidemark_v1_admin_proto_init() {
 	file_tidemark_v1_common_proto_init()
 	file_tidemark_v1_errors_proto_init()
 	file_tidemark_v1_raft_proto_init()
+	file_tidemark_v1_admin_proto_msgTypes[37].OneofWrappers = []any{}
 	file_tidemark_v1_admin_proto_msgTypes[54].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
