@@ -488,3 +488,46 @@ def test_a_hung_node_does_not_hold_up_the_search_for_the_coordinator() -> None:
         assert 5 < max(waits) < 12, "some asked the hung node first"
 
     scenario(story, nodes=2, cluster_type=TransactionalCluster)
+
+
+def test_a_transaction_that_is_handed_over_is_left_to_its_new_owner() -> None:
+    async def story(cluster: TransactionalCluster, producer: AsyncProducer) -> None:
+        await producer.init_transactions()
+        producer.begin_transaction()
+        sent = producer.send("t", b"open", partition=0)
+        identity = await producer.hand_over_transaction()
+        assert sent.done() and identity is not None
+        assert identity.producer_epoch == 0
+        for call in (producer.commit_transaction, producer.abort_transaction):
+            with pytest.raises(IllegalStateError, match="handed over"):
+                await call()
+        with pytest.raises(IllegalStateError, match="handed over"):
+            producer.send("t", b"more")
+        await producer.close()
+        assert not cluster.ends
+
+    play(story)
+
+
+def test_a_transaction_without_records_is_not_handed_over() -> None:
+    async def story(cluster: TransactionalCluster, producer: AsyncProducer) -> None:
+        await producer.init_transactions()
+        producer.begin_transaction()
+        assert await producer.hand_over_transaction() is None
+        assert not cluster.ends
+
+    play(story)
+
+
+def test_a_transaction_that_lost_a_record_is_not_handed_over_and_aborted_at_the_close() -> None:
+    async def story(cluster: TransactionalCluster, producer: AsyncProducer) -> None:
+        await producer.init_transactions()
+        producer.begin_transaction()
+        await producer.send("t", b"there", partition=0)
+        producer.send("unknown", b"lost")
+        with pytest.raises(TransactionAbortableError):
+            await producer.hand_over_transaction()
+        await producer.close()
+        assert [end.committed for end in cluster.ends] == [False]
+
+    play(story)
