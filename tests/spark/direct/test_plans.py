@@ -88,7 +88,10 @@ def test_a_plan_asks_for_a_lease_first_and_for_more_until_the_tail(fake: FakeTie
     first, *others = fake.asked
     assert first.lease_only and first.lease_id == direct.lease.id
     assert [(one.start_offset, one.end_offset) for one in others] == [(0, 200), (90, 200)]
-    assert not any(one.lease_id for one in others)
+    assert not any(one.lease_id or one.isolation_level for one in others)
+    fake.asked.clear()
+    plan(fake.options(**{"isolation.level": "read_committed"}))
+    assert [one.isolation_level for one in fake.asked] == [0, 1, 1]
 
 
 def test_small_slices_are_planned_one_by_one(fake: FakeTier) -> None:

@@ -148,6 +148,14 @@ def test_where_no_new_url_helps_the_brokers_do(fake: FakeTier) -> None:
     assert offsets_of(fake, slices) == list(range(3, 150))
 
 
+def test_a_segment_without_a_new_url_is_not_passed_over(fake: FakeTier) -> None:
+    slices = planned(fake, 3, 150)
+    fake.store.signature = "s=2"
+    del fake.store.objects["segment-1"]
+    assert offsets_of(fake, slices) == list(range(3, 150))
+    assert {name for name, *_ in fake.store.ranges} == {"segment-0"}
+
+
 def test_an_object_that_is_gone_is_loss_only_if_the_log_lost_it(fake: FakeTier) -> None:
     slices = planned(fake, 0, 150)
     del fake.store.objects["segment-1"]
