@@ -16,11 +16,18 @@ import pytest
 from commitlog.disk.os_files import OsDirectory
 from tests.tiering.builders import PARTITION, segment, tier_of
 from tests.tiering.world import NOW_MS, World
-from tidemark.errors import ErrorCode, InvalidRequestError, OffsetOutOfRangeError, code_of
+from tidemark.errors import (
+    CorruptMessageError,
+    ErrorCode,
+    InvalidRequestError,
+    OffsetOutOfRangeError,
+    code_of,
+)
 from tidemark.records import iter_batches
 from tidemark.types import TopicIdPartition
 from tiering.errors import RemoteReadBusyError
-from tiering.metadata.segments import EpochEntry
+from tiering.metadata.segments import EpochEntry, RemoteLogSegmentMetadataUpdate
+from tiering.metadata.segments import RemoteLogSegmentState as STATE
 from tiering.reading import plans
 from tiering.reading.plans import Piece, ReadPlan, byte_range, cuts, spans
 from tiering.reading.remote_indexes import RemoteIndexes
@@ -37,6 +44,13 @@ async def tiered(path: Path, segments: int = 3, **how: Any) -> World:
     world.produce(1)
     await world.once()
     return world
+
+
+def flip(piece: Piece, position: int) -> None:
+    path = Path(url2pathname(urlsplit(piece.url).path))
+    data = bytearray(path.read_bytes())
+    data[position] ^= 1
+    path.write_bytes(data)
 
 
 def content(piece: Piece) -> bytes:
@@ -118,7 +132,7 @@ def test_segments_that_overlap_by_a_change_of_leaders_give_each_offset_once() ->
 def test_a_lease_holds_segments_against_retention_until_it_ends(tmp_path: Path) -> None:
     async def test() -> None:
         world = await tiered(tmp_path, retention_ms=1_000)
-        granted = await world.manager.leases.hold(PARTITION, "job", 25, 45, 10**9)
+        granted = await world.manager.leases.hold(PARTITION, "job", 25, 35, 10**9)
         assert granted == world.config.remote_log_lease_max_ms
         held = await plan(world, 25, 45)
         world.now_ms += 10_000
@@ -294,5 +308,43 @@ def test_a_cancelled_write_does_not_take_away_the_next_lease(tmp_path: Path) -> 
         gate.set()
         assert await second == 1_000
         assert sorted(one.id for one in parse_leases(store.read_leases(PARTITION))) == ["a", "b"]
+
+    asyncio.run(test())
+
+
+def test_a_plan_ends_at_the_high_watermark_and_names_nothing_that_is_being_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of a new leader is behind for a moment."""
+
+    async def test() -> None:
+        world = await tiered(tmp_path)
+        first = (await plan(world, 0, 60)).pieces[0].segment
+        with monkeypatch.context() as patch:
+            patch.setattr(type(world.log), "high_watermark", property(lambda _: 30))
+            found = await plan(world, 0, 60)
+            assert (offsets_of(found), found.tail_offset) == (list(range(30)), 30)
+        await world.metadata.update_remote_log_segment_metadata(
+            RemoteLogSegmentMetadataUpdate(
+                first.remote_log_segment_id, NOW_MS, STATE.DELETE_SEGMENT_STARTED, 1
+            )
+        )
+        assert not await world.manager.urls(PARTITION, world.log, [first.id])
+        assert (await plan(world, 0, 60)).tail_offset == 0
+
+    asyncio.run(test())
+
+
+def test_a_cut_at_a_damaged_header_is_no_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plans, "SPLIT_BYTES_MIN", 1)
+
+    async def test() -> None:
+        world = await tiered(tmp_path, segments=1)
+        second = (await plan(world, 0, 20, 300)).pieces[1]
+        flip(second, second.start_position + 5)  # of the base offset, which no CRC covers
+        with pytest.raises(CorruptMessageError, match="is not within"):
+            await plan(world, 0, 20, 300)
 
     asyncio.run(test())
