@@ -69,7 +69,7 @@ def fill(servers: str, first: int, count: int) -> None:
 
 
 def contents(servers: str, topic: str) -> dict[int, list[Any]]:
-    """What readers of committed records see of a topic, in order, by partition."""
+    """The committed records of a topic, in order, by partition."""
     found: dict[int, list[Any]] = {number: [] for number in range(PARTITIONS)}
     partitions = [TopicPartition(topic, number) for number in range(PARTITIONS)]
     with Consumer(
