@@ -120,6 +120,7 @@ def _filled(answer: pb.PlanReadResponse, plan: ReadPlan) -> pb.PlanReadResponse:
             start_offset=piece.start,
             end_offset=piece.end,
             segment_id=piece.segment.id.bytes,
+            base_offset=piece.base_offset,
         )
     for one in plan.aborted:
         answer.aborted.add(

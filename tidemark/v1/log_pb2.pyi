@@ -1135,6 +1135,7 @@ class PlanReadResponse(_message.Message):
         START_OFFSET_FIELD_NUMBER: _builtins.int
         END_OFFSET_FIELD_NUMBER: _builtins.int
         SEGMENT_ID_FIELD_NUMBER: _builtins.int
+        BASE_OFFSET_FIELD_NUMBER: _builtins.int
         url: _builtins.str
         """presigned http(s), for GET with a Range, or file"""
         start_position: _builtins.int
@@ -1144,6 +1145,8 @@ class PlanReadResponse(_message.Message):
         end_offset: _builtins.int
         """exclusive"""
         segment_id: _builtins.bytes
+        base_offset: _builtins.int
+        """of the batch at start_position; no CRC covers it, the others follow without a gap"""
         def __init__(
             self,
             *,
@@ -1153,10 +1156,11 @@ class PlanReadResponse(_message.Message):
             start_offset: _builtins.int = ...,
             end_offset: _builtins.int = ...,
             segment_id: _builtins.bytes = ...,
+            base_offset: _builtins.int = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["end_offset", b"end_offset", "end_position", b"end_position", "segment_id", b"segment_id", "start_offset", b"start_offset", "start_position", b"start_position", "url", b"url"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["base_offset", b"base_offset", "end_offset", b"end_offset", "end_position", b"end_position", "segment_id", b"segment_id", "start_offset", b"start_offset", "start_position", b"start_position", "url", b"url"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 

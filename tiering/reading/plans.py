@@ -50,6 +50,7 @@ class Piece(NamedTuple):
     end: int
     start_position: int
     end_position: int
+    base_offset: int  # of the batch at start_position
     url: str = ""
 
 
@@ -238,27 +239,39 @@ class ReadPlanner:
         size = segment.segment_size_bytes
         is_whole = first <= segment.start_offset and stop >= segment.next_offset
         if is_whole and (not split_bytes or size <= max(split_bytes, SPLIT_BYTES_MIN)):
-            return [Piece(segment, first, stop, 0, size, url)]
+            return [Piece(segment, first, stop, 0, size, segment.start_offset, url)]
         indexes = await self._segments.indexes(segment)
         begin, finish = byte_range(indexes, size, first, stop, segment.next_offset)
         found: list[Piece] = []
+        base = await self._offset_at(segment, indexes, begin)
         for position in cuts(indexes, begin, finish, split_bytes):
-            offset = await self._offset_at(segment, position)
+            offset = await self._offset_at(segment, indexes, position)
             if not first < offset < stop:
                 continue  # the batches before it end below the range, or all after it are above
-            found.append(Piece(segment, first, offset, begin, position, url))
-            first, begin = offset, position
-        return [*found, Piece(segment, first, stop, begin, finish, url)]
+            found.append(Piece(segment, first, offset, begin, position, base, url))
+            first, begin, base = offset, position, offset
+        return [*found, Piece(segment, first, stop, begin, finish, base, url)]
 
-    async def _offset_at(self, segment: RemoteLogSegmentMetadata, position: int) -> int:
+    async def _offset_at(
+        self, segment: RemoteLogSegmentMetadata, indexes: RemoteIndexes, position: int
+    ) -> int:
+        """Returns the offset of the batch at a position of the index, which has its last one.
+
+        Raises CorruptMessageError if its header contradicts that.
+        """
+        if not position:
+            return segment.start_offset
+        last_offset = (
+            indexes.base_offset + indexes.offsets[bisect_left(indexes.positions, position)]
+        )
         storage = self._storage
         head = await self._segments.run(
             lambda: storage.fetch_log_segment(segment, position, position + HEADER_BYTES), segment
         )
-        offset = read_header(head, start=position).base_offset
-        if not segment.start_offset <= offset < segment.next_offset:
+        found = read_header(head, start=position)
+        if found.last_offset != last_offset or found.base_offset < segment.start_offset:
             raise CorruptMessageError(
-                f"{segment.remote_log_segment_id}: the batch at {position} has offset {offset},"
-                f" which is not within {segment.start_offset} and {segment.end_offset}"
+                f"{segment.remote_log_segment_id}: the batch at {position} has offsets "
+                f"{found.base_offset} to {found.last_offset}, and its index says {last_offset}"
             )
-        return offset
+        return found.base_offset

@@ -135,7 +135,7 @@ class FakeTier(FakeLog):
                 found.append(
                     ObjectPiece(
                         *(self.store.url(name), 0, len(content)),
-                        *(max(start, begin), min(end, finish), name.encode()),
+                        *(max(start, begin), min(end, finish), begin, name.encode()),
                     )
                 )
         return found
@@ -164,6 +164,7 @@ class FakeTier(FakeLog):
                 start_offset=piece.start,
                 end_offset=piece.end,
                 segment_id=piece.segment_id,
+                base_offset=piece.base_offset,
             )
             answer.tail_offset = piece.end
         answer.more = len(found) > self.segments_max

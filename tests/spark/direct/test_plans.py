@@ -31,7 +31,10 @@ def fake() -> Iterator[FakeTier]:
 
 def pieces(*sizes: int, offsets: int = 10) -> list[ObjectPiece]:
     return [
-        ObjectPiece(f"file:///{number}", 0, size, number * offsets, (number + 1) * offsets, b"id")
+        ObjectPiece(
+            *(f"file:///{number}", 0, size),
+            *(number * offsets, (number + 1) * offsets, number * offsets, b"id"),
+        )
         for number, size in enumerate(sizes)
     ]
 
@@ -73,6 +76,7 @@ def test_answers_with_holes_are_no_plan() -> None:
     assert not is_sound(0, 15, good, 20)
     assert not is_sound(0, 50, [good[0], good[1]._replace(start=11)], 20)
     assert not is_sound(0, 50, [good[0]._replace(end=0)], 0)
+    assert not is_sound(0, 50, [good[0]._replace(base_offset=1), good[1]], 20)
     assert not is_sound(0, 50, [good[0]._replace(end_position=0), good[1]], 20)
 
 

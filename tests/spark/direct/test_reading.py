@@ -77,7 +77,9 @@ def test_a_piece_ends_where_another_lineage_goes_on(fake: FakeTier) -> None:
     """The old leader's segment reaches beyond the offset from which the new one's is read."""
     first, second, third = fake.pieces(0, 150)
     fake.store.objects["segment-1"] = b"".join(fake.log.batches[4:9])
-    second = second._replace(start=40, end_position=len(fake.store.objects["segment-1"]))
+    second = second._replace(
+        start=40, base_offset=40, end_position=len(fake.store.objects["segment-1"])
+    )
     (slice_,) = planned(fake, 0, 150)
     assert slice_.direct is not None
     pieces = (first._replace(end=40), second, third)
@@ -204,7 +206,7 @@ def test_no_bit_of_a_batch_can_change_without_notice(fake: FakeTier) -> None:
             damaged[position] ^= 1 << bit
             with pytest.raises(CorruptMessageError):
                 check(bytes(damaged))
-    alone = piece._replace(start=0, end=10)
+    alone = piece._replace(start=3, end=9)
     for position in range(size):
         for bit in range(8):
             damaged = bytearray(sound[:size])

@@ -33,8 +33,8 @@ class PieceCheck:
         self.piece = piece
         self._epoch = 0
         self._epoch_max = epoch_max
-        self.next_offset = -1
-        """The offset after the last batch; -1 before the first."""
+        self.next_offset = piece.base_offset
+        """The offset after the last batch, of the first one before it is read."""
 
     def whole_batches(self, buffer: memoryview) -> int:
         """Returns the size in bytes of the whole batches that the buffer begins with.
@@ -51,7 +51,7 @@ class PieceCheck:
                 or stop - end < HEADER_BYTES
                 or leader_epoch < epoch
                 or leader_epoch > self._epoch_max >= 0
-                or (base != following if following >= 0 else base > self.piece.start)
+                or base != following
             ):
                 raise CorruptMessageError(
                     f"there is no batch with offset {following} in byte {end}: magic {magic}, "

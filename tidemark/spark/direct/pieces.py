@@ -13,8 +13,8 @@ class ObjectPiece(NamedTuple):
     """Whole batches in [start_position, end_position) of an object, which hold the records in
     [start, end).
 
-    The first of them may begin below `start`, and the last end at or above `end`. The id is that of
-    the segment.
+    The first of them begins at `base_offset`, at or below `start`, and the last may end at or above
+    `end`. The id is that of the segment.
     """
 
     url: str
@@ -22,6 +22,7 @@ class ObjectPiece(NamedTuple):
     end_position: int
     start: int
     end: int
+    base_offset: int
     segment_id: bytes
 
     @property
@@ -97,7 +98,7 @@ def is_sound(start: int, end: int, pieces: Sequence[ObjectPiece], tail: int) -> 
     for piece in pieces:
         if piece.start != position or piece.end <= position:
             return False
-        if not 0 <= piece.start_position < piece.end_position:
+        if not 0 <= piece.start_position < piece.end_position or piece.base_offset > piece.start:
             return False
         position = piece.end
     return position == tail <= end

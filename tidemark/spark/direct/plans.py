@@ -230,8 +230,13 @@ async def _plan(core: AsyncLookups, offsets: OffsetRange, **fields: Any) -> pb.P
 
 def _piece(found: pb.PlanReadResponse.Piece) -> ObjectPiece:
     return ObjectPiece(
-        *(found.url, found.start_position, found.end_position),
-        *(found.start_offset, found.end_offset, found.segment_id),
+        url=found.url,
+        start_position=found.start_position,
+        end_position=found.end_position,
+        start=found.start_offset,
+        end=found.end_offset,
+        base_offset=found.base_offset,
+        segment_id=found.segment_id,
     )
 
 

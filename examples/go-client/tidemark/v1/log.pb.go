@@ -2449,6 +2449,7 @@ type PlanReadResponse_Piece struct {
 	StartOffset   int64                  `protobuf:"varint,4,opt,name=start_offset,json=startOffset,proto3" json:"start_offset,omitempty"`
 	EndOffset     int64                  `protobuf:"varint,5,opt,name=end_offset,json=endOffset,proto3" json:"end_offset,omitempty"` // exclusive
 	SegmentId     []byte                 `protobuf:"bytes,6,opt,name=segment_id,json=segmentId,proto3" json:"segment_id,omitempty"`
+	BaseOffset    int64                  `protobuf:"varint,7,opt,name=base_offset,json=baseOffset,proto3" json:"base_offset,omitempty"` // of the batch at start_position; no CRC covers it, the others follow without a gap
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2523,6 +2524,13 @@ func (x *PlanReadResponse_Piece) GetSegmentId() []byte {
 		return x.SegmentId
 	}
 	return nil
+}
+
+func (x *PlanReadResponse_Piece) GetBaseOffset() int64 {
+	if x != nil {
+		return x.BaseOffset
+	}
+	return 0
 }
 
 type PlanReadResponse_Aborted struct {
@@ -2835,7 +2843,7 @@ const file_tidemark_v1_log_proto_rawDesc = "" +
 	"lease_only\x18\n" +
 	" \x01(\bR\tleaseOnly\x12\x1f\n" +
 	"\vsegment_ids\x18\v \x03(\fR\n" +
-	"segmentIds\"\x92\x05\n" +
+	"segmentIds\"\xb3\x05\n" +
 	"\x10PlanReadResponse\x125\n" +
 	"\n" +
 	"error_code\x18\x01 \x01(\x0e2\x16.tidemark.v1.ErrorCodeR\terrorCode\x12#\n" +
@@ -2847,7 +2855,7 @@ const file_tidemark_v1_log_proto_rawDesc = "" +
 	"\blease_ms\x18\x06 \x01(\x03R\aleaseMs\x12\x1d\n" +
 	"\n" +
 	"not_direct\x18\a \x01(\tR\tnotDirect\x12\x12\n" +
-	"\x04more\x18\b \x01(\bR\x04more\x1a\xc4\x01\n" +
+	"\x04more\x18\b \x01(\bR\x04more\x1a\xe5\x01\n" +
 	"\x05Piece\x12\x10\n" +
 	"\x03url\x18\x01 \x01(\tR\x03url\x12%\n" +
 	"\x0estart_position\x18\x02 \x01(\x03R\rstartPosition\x12!\n" +
@@ -2856,7 +2864,9 @@ const file_tidemark_v1_log_proto_rawDesc = "" +
 	"\n" +
 	"end_offset\x18\x05 \x01(\x03R\tendOffset\x12\x1d\n" +
 	"\n" +
-	"segment_id\x18\x06 \x01(\fR\tsegmentId\x1an\n" +
+	"segment_id\x18\x06 \x01(\fR\tsegmentId\x12\x1f\n" +
+	"\vbase_offset\x18\a \x01(\x03R\n" +
+	"baseOffset\x1an\n" +
 	"\aAborted\x12\x1f\n" +
 	"\vproducer_id\x18\x01 \x01(\x03R\n" +
 	"producerId\x12!\n" +
