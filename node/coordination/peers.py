@@ -9,7 +9,7 @@ from typing import Any
 import grpc.aio
 from google.protobuf.message import Message
 
-from node.replication.client import PEER_OPTIONS, answer_of
+from node.replication.client import answer_of
 from node.replication.peer_listener import PeerListener
 from quorum.services.admin_service import ImageSource
 from tidemark.config import ServerConfig
@@ -58,7 +58,7 @@ class BrokerPeers:
         known = self._channels.get(broker_id)
         if known is not None and known[0] == endpoint.address:
             return known[1]
-        opened = open_channel(endpoint.address, PEER_OPTIONS)
+        opened = open_channel(endpoint.address)
         self._channels[broker_id] = endpoint.address, opened
         if known is not None:
             await known[1].close(None)

@@ -25,12 +25,6 @@ from tidemark.wire import (
 from tidemark.wire.exchange import Exchange
 from tidemark.wire.network import open_channel
 
-# A peer that returns is found within a second; gRPC's default backoff grows to two minutes.
-PEER_OPTIONS = [
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1_000),
-]
 _LIST_OFFSETS = "/tidemark.v1.Log/ListOffsets"
 _EPOCH_END = "/tidemark.v1.Replication/OffsetForLeaderEpoch"
 
@@ -79,7 +73,7 @@ class GrpcReplicationClient:
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
-        self._channel = open_channel(endpoint.address, PEER_OPTIONS)
+        self._channel = open_channel(endpoint.address)
         self._fetches: Exchange | None = None
         self._list: Callable[..., Awaitable[Any]] = self._channel.unary_unary(
             _LIST_OFFSETS,

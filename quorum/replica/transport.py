@@ -42,13 +42,7 @@ class _Peer:
     """The connection to one endpoint."""
 
     def __init__(self, endpoint: Endpoint) -> None:
-        # Reconnect quickly to a node that restarts: no long backoff of the channel.
-        options = [
-            ("grpc.initial_reconnect_backoff_ms", 50),
-            ("grpc.min_reconnect_backoff_ms", 50),
-            ("grpc.max_reconnect_backoff_ms", 500),
-        ]
-        self.channel = open_channel(endpoint.address, options)
+        self.channel = open_channel(endpoint.address)
         self.stub: Any = raft_pb2_grpc.RaftStub(self.channel)
         self._fetches: Exchange | None = None
         self._streams = True  # an older node may not know FetchStream

@@ -38,14 +38,9 @@ from tidemark.wire.network import open_channel
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
-# A node that comes back is found soon: gRPC's own backoff grows to two minutes. Clients of one
-# process share no connection: a closed one would live on in another client, and come back.
-_CHANNEL_OPTIONS = (
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1_000),
-)
+# Clients of one process share no connection: a closed one would live on in another client, and come
+# back.
+_CHANNEL_OPTIONS = (("grpc.use_local_subchannel_pool", 1),)
 
 
 def parse_bootstrap_servers(bootstrap_servers: str | Sequence[str]) -> tuple[Endpoint, ...]:

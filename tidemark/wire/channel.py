@@ -23,3 +23,12 @@ CHANNEL_OPTIONS: list[tuple[str, int]] = [
     ("grpc.enable_http_proxy", 0),
     ("grpc.so_reuseport", 0),
 ]
+
+# A node that comes back is found within a second, also at another address of its name. gRPC's own
+# back-off grows to two minutes, and it asks for a name's address every 30 s at most.
+RECONNECT_OPTIONS: list[tuple[str, int]] = [
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 500),
+    ("grpc.dns_min_time_between_resolutions_ms", 500),
+]

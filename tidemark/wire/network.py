@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import grpc.aio
 
 from tidemark.surroundings import surroundings
-from tidemark.wire.channel import CHANNEL_OPTIONS
+from tidemark.wire.channel import CHANNEL_OPTIONS, RECONNECT_OPTIONS
 
 
 class Network(Protocol):
@@ -30,7 +30,8 @@ def open_channel(address: str, options: Sequence[tuple[str, Any]] = ()) -> grpc.
     if network is not None:
         simulated: grpc.aio.Channel = network.channel(address)
         return simulated
-    return grpc.aio.insecure_channel(address, options=[*CHANNEL_OPTIONS, *options])
+    every = [*CHANNEL_OPTIONS, *RECONNECT_OPTIONS]
+    return grpc.aio.insecure_channel(address, options=[*every, *options])
 
 
 def make_server(options: Mapping[str, int] | None = None) -> grpc.aio.Server:
