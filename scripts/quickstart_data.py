@@ -24,6 +24,7 @@ class Flights:
 
     events: pa.RecordBatch  # key binary, value binary, timestamp int64 (ms)
     per_carrier: dict[str, tuple[int, float]]  # carrier -> (rows, mean departure delay in minutes)
+    per_minute: pd.DataFrame  # flights by carrier and minute_ms, in their order
 
 
 def load_flights() -> Flights:
@@ -58,7 +59,25 @@ def load_flights() -> Flights:
     )
     grouped = table.groupby("carrier")["dep_delay"].agg(["size", "mean"])
     per_carrier = {str(row.Index): (int(row.size), float(row.mean)) for row in grouped.itertuples()}
-    return Flights(events, per_carrier)
+    minutes = pd.DataFrame({"carrier": table["carrier"], "minute_ms": millis // 60_000 * 60_000})
+    per_minute = minutes.groupby(["carrier", "minute_ms"]).size().reset_index(name="flights")
+    return Flights(events, per_carrier, per_minute)
+
+
+def wrong_minutes(flights: Flights, found: pd.DataFrame, late_days: int) -> str | None:
+    """None if `found` has each minute of each carrier once, with its flights; else what is wrong.
+
+    Minutes of the last `late_days` are not there: later flights may still come for all it knows.
+    """
+    names = ["carrier", "minute_ms", "flights"]
+    last_ms = flights.events.column("timestamp")[-1].as_py()
+    is_over = flights.per_minute["minute_ms"] + 60_000 <= last_ms - late_days * 86_400_000
+    expected = flights.per_minute[is_over].reset_index(drop=True)
+    if len(found) != len(expected):
+        return f"{len(expected)} minutes of carriers were expected, and {len(found)} are there"
+    ordered = found.sort_values(names, ignore_index=True)
+    differ = int((ordered[names] != expected[names]).any(axis=1).sum())
+    return f"{differ} minutes of carriers differ from the CSV" if differ else None
 
 
 def same_events(expected: pa.Table, read: pa.Table) -> str | None:

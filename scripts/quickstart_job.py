@@ -2,28 +2,33 @@
 
 Three controllers and three brokers run as separate processes. 336,776 flights are produced with
 acks=all, while the active controller and a leading broker are killed. Rolled segments move to the
-tier. The client and Spark read everything back and compare it with the source. Exit status 0 only
-if every count agrees. Run it by `scripts/quickstart`.
+tier. The client and Spark read everything back and compare it with the source. A stream counts
+flights by carrier and minute into another topic, while its driver is killed. Exit status 0 only if
+every count agrees. Run it by `scripts/quickstart`.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import math
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from quickstart_data import FLIGHTS, Flights, load_flights, same_events
+import pyarrow.json
+from quickstart_data import FLIGHTS, Flights, load_flights, same_events, wrong_minutes
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -34,7 +39,10 @@ from tidemark.client.models import ReplicaDescription
 from tidemark.types import TopicPartition
 
 TOPIC = "flights"
+MINUTES = "flights-per-minute"
 PARTITIONS = 6
+KILLED_AFTER_BATCH = 0
+LATE_DAYS = 14
 CHUNK_ROWS = 4_000
 LOOKUP_TEXT, LOOKUP_MS = "2013-07-04T00:00Z", 1_372_896_000_000
 TOPIC_CONFIGS = {
@@ -263,28 +271,117 @@ def read_back(cluster: LocalCluster, flights: Flights) -> tuple[float, dict[int,
     return seconds, first
 
 
-def read_with_spark(cluster: LocalCluster, flights: Flights, root: Path) -> float:
+class SparkProcess:
+    """quickstart_spark.py, in a group of its own, with its objects as they come."""
+
+    def __init__(self, cluster: LocalCluster, root: Path, *options: str) -> None:
+        script = Path(__file__).with_name("quickstart_spark.py")
+        places = (cluster.bootstrap_servers, TOPIC, MINUTES, str(root / "checkpoint"))
+        self._log = root / "spark.log"
+        with self._log.open("ab") as stderr:
+            self._process = subprocess.Popen(
+                [sys.executable, str(script), *places, "--late-days", str(LATE_DAYS), *options],
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                text=True,
+                start_new_session=True,
+            )
+
+    def objects(self) -> Iterator[dict[str, Any]]:
+        """Yields the objects. Raises Mismatch if the process ends with an error."""
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith("{"):
+                yield json.loads(line)
+        if self._process.wait() != 0:
+            tail = self._log.read_text(errors="replace").splitlines()[-12:]
+            raise Mismatch("the Spark job failed:\n" + "\n".join(tail))
+
+    def kill(self) -> None:
+        """Kills the driver and its JVM, if they still run."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+
+def read_with_spark(flights: Flights, spark: Iterator[dict[str, Any]]) -> dict[str, float]:
     """Step 7: compares row count, rows and mean departure delay per carrier with the CSV's.
 
-    Returns the seconds taken, Spark's start included.
+    Returns the seconds that each part took.
     """
-    script = Path(__file__).with_name("quickstart_spark.py")
-    command = [sys.executable, str(script), cluster.bootstrap_servers, TOPIC]
-    log, started = root / "spark.log", time.monotonic()
-    with log.open("wb") as stderr:
-        spark = subprocess.run(command, stdout=subprocess.PIPE, stderr=stderr, check=False)
-    seconds = time.monotonic() - started
-    if spark.returncode != 0:
-        tail = log.read_text(errors="replace").splitlines()[-12:]
-        raise Mismatch("the Spark job failed:\n" + "\n".join(tail))
-    found = json.loads(spark.stdout.splitlines()[-1])
+    answer = next(spark)
+    found = answer["carriers"]
     check(sum(n for n, _ in found.values()) == FLIGHTS, "Spark counted other rows than the CSV has")
     check(found.keys() == flights.per_carrier.keys(), "Spark found other carriers than the CSV has")
     for carrier, (count, mean) in flights.per_carrier.items():
         n, delay = found[carrier]
         equal = n == count and math.isclose(delay, mean, rel_tol=1e-9)
         check(equal, f"carrier {carrier}: Spark has {n}, {delay}; the CSV {count}, {mean}")
+    seconds: dict[str, float] = answer["seconds"]
     return seconds
+
+
+def stream_across_a_kill(
+    cluster: LocalCluster, root: Path, driver: SparkProcess, spark: Iterator[dict[str, Any]]
+) -> tuple[int, int]:
+    """Step 8: kills the stream's driver while it works on a batch, and runs the stream to its end.
+
+    Returns the last batch before the kill, and the last of all.
+    """
+    killed_after = next(each["batch"] for each in spark if each["batch"] >= KILLED_AFTER_BATCH)
+    driver.kill()
+    later = SparkProcess(cluster, root, "--resume")
+    try:
+        told = list(later.objects())
+    finally:
+        later.kill()
+    check(bool(told), "the driver was killed when the stream had ended")
+    check(not any(each["late"] for each in told), "flights came later than the stream waits")
+    return killed_after, told[-1]["batch"]
+
+
+def read_minutes(cluster: LocalCluster, flights: Flights) -> int:
+    """Step 8, second half: compares what the stream wrote with the CSV; returns its records."""
+    partitions = [TopicPartition(MINUTES, p) for p in range(PARTITIONS)]
+    values: dict[TopicPartition, list[bytes]] = {tp: [] for tp in partitions}
+    with Consumer(cluster.bootstrap_servers, isolation_level="read_committed") as consumer:
+        consumer.assign(partitions)
+        consumer.seek_to_beginning()
+        ends = consumer.end_offsets(partitions)
+        while any(consumer.position(tp) < ends[tp] for tp in partitions):
+            for tp, batch in consumer.poll_arrow(timeout_ms=1_000).items():
+                values[tp] += batch.column("value").to_pylist()
+    lines = b"\n".join(value for tp in partitions for value in values[tp])
+    found = pa.json.read_json(io.BytesIO(lines)).to_pandas()
+    wrong = wrong_minutes(flights, found, LATE_DAYS)
+    check(wrong is None, wrong or "")
+    return len(found)
+
+
+def analyse(cluster: LocalCluster, admin: Admin, flights: Flights, root: Path) -> None:
+    """Steps 7 and 8, with Spark."""
+    admin.create_topics([NewTopic(MINUTES, PARTITIONS, 3, configs={"min.insync.replicas": "2"})])
+    driver = SparkProcess(cluster, root)
+    try:
+        spark = driver.objects()
+        with console.status("reading the topic with Spark"):
+            took = read_with_spark(flights, spark)
+        console.print(
+            f"[bold]7[/] Spark: {FLIGHTS:,} rows, {len(flights.per_carrier)} carriers, counts and "
+            "mean delays as in the CSV\n"
+            f"  {sum(took.values()):.1f} s: {took['start']:.1f} until Spark runs, "
+            f"{took['plan']:.1f} to plan, {took['query']:.1f} with the first start of its workers"
+        )
+        with console.status(f"streaming flights into topic {MINUTES}"):
+            before, last = stream_across_a_kill(cluster, root, driver, spark)
+            records = read_minutes(cluster, flights)
+    finally:
+        driver.kill()
+    console.print(
+        f"[bold]8[/] stream: SIGKILL of the driver after batch {before}, resumed to batch {last}\n"
+        f"  topic {MINUTES} has {records:,} minutes of carriers, each once, with the flights of "
+        "the CSV"
+    )
 
 
 def run(root: Path, keep: bool) -> None:
@@ -330,13 +427,7 @@ def run(root: Path, keep: bool) -> None:
             console.print(
                 f"  first flight at or after {LOOKUP_TEXT}: {dict(sorted(first.items()))}"
             )
-            with console.status("reading the topic with Spark"):
-                seconds = read_with_spark(cluster, flights, root)
-            carriers = len(flights.per_carrier)
-            console.print(
-                f"[bold]7[/] Spark: {FLIGHTS:,} rows, {carriers} carriers, "
-                f"counts and mean delays as in the CSV ({seconds:.1f} s)"
-            )
+            analyse(cluster, admin, flights, root)
         console.print(f"[bold green]all counts agree[/] ({time.monotonic() - clock:.0f} s)")
         if keep:
             stay(cluster, root)
