@@ -25,6 +25,7 @@ import tests.wheel.test_installed as wheel
 from node.runtime.storage import format_storage
 from tests.readme import README, block, blocks
 from tests.spark import test_session as spark_session
+from tests.spark.sink import test_spark_sink as spark_sink
 from tidemark import Admin, Consumer, NewTopic, Producer, TopicPartition
 from tidemark.cli.local_cluster import LocalCluster
 from tidemark.client import OffsetAndMetadata
@@ -243,6 +244,7 @@ HELD_BY = {
     ("Spark", "python"): wheel.test_spark_finds_the_format_by_its_name,
     ("Spark: some columns", "python"): spark_session.test_the_blocks_of_the_readme_run_as_printed,
     ("Spark: a stream", "python"): spark_session.test_the_blocks_of_the_readme_run_as_printed,
+    ("Spark: a sink", "python"): spark_sink.test_the_block_of_the_readme_runs_as_printed,
     ("Spark: typed values", "python"): spark_session.test_the_blocks_of_the_readme_run_as_printed,
     ("Kubernetes", "bash"): helm.test_the_kubernetes_block_renders_as_printed,
 }

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from typer.testing import CliRunner
 
+from tests.readme import block
+from tests.spark.sink.dying import dying, query
 from tidemark.cli.local_cluster import LocalCluster
+from tidemark.cli.main import app
 from tidemark.client import Admin, Consumer, NewTopic, Producer
+from tidemark.spark.sink.options import parse_sink_options
+from tidemark.spark.sink.tasks import write_attempt
 from tidemark.types import TopicPartition
 
 pytestmark = pytest.mark.spark
@@ -108,73 +117,86 @@ def test_a_job_whose_task_fails_leaves_nothing(spark: Any, servers: str) -> None
         "if(id = 900, raise_error('a bad row'), cast(id as string)) as value"
     )
     with pytest.raises(Exception, match="a bad row"):
-        write(frame, servers, topic="failed")
-    assert not open_ids(servers)
+        write(frame, servers, topic="failed", **{"transaction.timeout.ms": "8000"})
+    until_s = time.monotonic() + 60
+    while open_ids(servers) and time.monotonic() < until_s:
+        time.sleep(0.2)  # a task that was killed may have begun behind the abort
     assert records(servers, "failed") == []
 
 
-DRIVER = """
-import os, signal, sys
-from pyspark.sql import SparkSession
-from tidemark.spark.source import TidemarkDataSource
-
-servers, checkpoint, group = sys.argv[1], sys.argv[2], os.getpgrp()
-
-class Dying(TidemarkDataSource):
-    # The process of the driver that commits ends all others, and itself, behind the decision.
-    @classmethod
-    def name(cls):
-        return "dying"
-
-    def streamWriter(self, schema, overwrite):
-        from tidemark.spark.sink import core
-
-        def die(*_):
-            os.killpg(group, signal.SIGKILL)
-            os.kill(os.getpid(), signal.SIGKILL)
-
-        core._commit_all = die
-        return TidemarkDataSource.streamWriter(self, schema, overwrite)
-
-spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
-spark.dataSource.register(Dying)
-rows = spark.readStream.format("tidemark").option("bootstrap.servers", servers)
-rows = rows.option("subscribe", "from").option("maxOffsetsPerTrigger", "200").load()
-rows = rows.select("key", "value").repartition(3)
-query = rows.writeStream.format("dying").option("bootstrap.servers", servers)
-query = query.option("topic", "to").option("checkpointLocation", checkpoint)
-query.trigger(availableNow=True).start().awaitTermination()
-"""
-
-
-def test_a_driver_killed_behind_its_decision_writes_each_row_once(
-    spark: Any, servers: str, tmp_path: Path
-) -> None:
-    """The next one drops the replay of the batch, which is partitioned in another way."""
+def fill(servers: str) -> None:
+    with Admin(servers) as admin:
+        known = {listed.name for listed in admin.list_topics()}
+        if old := known & {"from", "to"}:
+            admin.delete_topics(sorted(old))
     create(servers, "from", "to")
     with Producer(servers) as producer:
         for number in range(500):
             producer.send("from", b"%d" % number, b"k%d" % (number % 50))
-    checkpoint = str(tmp_path / "checkpoint")
-    said = tmp_path / "said"
+
+
+def check_the_next_driver(spark: Any, servers: str, checkpoint: str) -> None:
+    """It drops the replay of the batch, which is partitioned in another way."""
+    assert records(servers, "to") == [] and open_ids(servers)
+    query(spark, servers, checkpoint, "tidemark", 2).awaitTermination()
+    found = records(servers, "to")
+    assert sorted(int(record.value) for record in found) == list(range(500))
+    assert not open_ids(servers)
+
+
+def test_a_driver_that_dies_behind_its_decision_writes_each_row_once(
+    spark: Any, servers: str, tmp_path: Path
+) -> None:
+    """Its process that commits, and the one that aborts."""
+    fill(servers)
+    spark.dataSource.register(dying(None))
+    with pytest.raises(Exception, match=r"(?i)exit|crash|EOF|terminated"):
+        query(spark, servers, str(tmp_path), "dying", 3).awaitTermination()
+    check_the_next_driver(spark, servers, str(tmp_path))
+
+
+@pytest.mark.soak
+def test_a_driver_killed_behind_its_decision_writes_each_row_once(
+    spark: Any, servers: str, tmp_path: Path
+) -> None:
+    """All of it, by SIGKILL."""
+    fill(servers)
+    said, checkpoint = tmp_path / "said", str(tmp_path / "checkpoint")
     with said.open("w") as output:  # no pipe: a worker may outlive the driver for a moment
         done = subprocess.run(
-            [sys.executable, "-c", DRIVER, servers, checkpoint],
+            [sys.executable, "-m", "tests.spark.sink.dying", servers, checkpoint],
             env=os.environ | {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
             start_new_session=True,
-            timeout=400,
+            timeout=250,
         )
     assert done.returncode == -signal.SIGKILL, said.read_text()[-2_000:]
-    assert records(servers, "to") == [] and open_ids(servers)
-    rows = spark.readStream.format("tidemark").option("bootstrap.servers", servers)
-    rows = rows.option("subscribe", "from").option("maxOffsetsPerTrigger", "200").load()
-    rows = rows.select("key", "value").repartition(2)
-    query = rows.writeStream.format("tidemark").option("bootstrap.servers", servers)
-    query = query.option("topic", "to").option("checkpointLocation", checkpoint)
-    query.trigger(availableNow=True).start().awaitTermination()
-    found = records(servers, "to")
-    assert sorted(int(record.value) for record in found) == list(range(500))
-    assert not open_ids(servers)
+    check_the_next_driver(spark, servers, checkpoint)
+
+
+def test_the_block_of_the_readme_runs_as_printed(spark: Any, servers: str) -> None:
+    create(servers, "squares")
+    names = {"spark": spark, "bootstrap_servers": servers}
+    exec(compile(block("Spark: a sink", "python"), "README.md: Spark: a sink", "exec"), names)
+    assert sum(int(record.value) for record in records(servers, "squares")) == 328_350
+
+
+def test_what_a_job_left_open_is_ended_by_a_command(servers: str) -> None:
+    create(servers, "left")
+    options = parse_sink_options({"bootstrap.servers": servers, "topic": "left"}, is_stream=True)
+    rows = pa.record_batch({"value": ["x"]})
+    attempt, _ = write_attempt(options, "tidemark-sink-left/0/run/0/1", [rows])
+    assert attempt is not None
+    with Admin(servers) as admin:
+        admin.transactions.prepare(*attempt)
+    command = ["transactions", "recover-sink", "--sink-id", "left", "--bootstrap-server", servers]
+    for aborted in (1, 0):
+        done = CliRunner().invoke(app, [*command, "--json"])
+        assert json.loads(done.stdout) == {
+            "sink_id": "left",
+            "last_batch": None,
+            "aborted": aborted,
+        }
+    assert not open_ids(servers) and records(servers, "left") == []
