@@ -43,9 +43,16 @@ class _BusyError(Exception):
 class Objects:
     """Reads objects for one slice, over one connection; used by one thread."""
 
-    def __init__(self, sleep: Callable[[float], None] = time.sleep, tries: int = _TRIES) -> None:
+    def __init__(
+        self,
+        sleep: Callable[[float], None] = time.sleep,
+        tries: int = _TRIES,
+        timeout_s: float = _TIMEOUT_S,
+    ) -> None:
+        """Tries a read `tries` times; each may be without an answer for `timeout_s`."""
         self._sleep = sleep
         self._tries = tries
+        self._timeout_s = timeout_s
         self._connection: http.client.HTTPConnection | None = None
         self._server = ("", "")
         self._is_aborted = False
@@ -80,18 +87,20 @@ class Objects:
 
     def _read_http(self, parts: SplitResult, position: int, into: memoryview) -> None:
         for attempt in range(1, self._tries + 1):
+            if self._is_aborted:
+                raise ObjectUnreadableError(f"{_shown(parts)}: the read was ended")
             try:
                 self._get(parts, position, into)
                 return
             except (_BusyError, OSError, http.client.HTTPException) as error:
                 self.close()
-                is_last = attempt == self._tries or self._is_aborted
-                if is_last or isinstance(error, ssl.SSLCertVerificationError):
+                if attempt == self._tries or isinstance(error, ssl.SSLCertVerificationError):
                     raise ObjectUnreadableError(f"{_shown(parts)}: {error!r}") from error
             except BaseException:
                 self.close()  # the rest of the answer is in its way
                 raise
-            self._sleep(_FIRST_WAIT_S * 2**attempt * random.uniform(0.5, 1))
+            if not self._is_aborted:
+                self._sleep(_FIRST_WAIT_S * 2**attempt * random.uniform(0.5, 1))
 
     def _get(self, parts: SplitResult, position: int, into: memoryview) -> None:
         connection = self._to(parts)
@@ -128,10 +137,10 @@ class Objects:
         if parts.scheme == "https":
             context = ssl.create_default_context()
             self._connection = http.client.HTTPSConnection(
-                host, port, timeout=_TIMEOUT_S, context=context
+                host, port, timeout=self._timeout_s, context=context
             )
         else:
-            self._connection = http.client.HTTPConnection(host, port, timeout=_TIMEOUT_S)
+            self._connection = http.client.HTTPConnection(host, port, timeout=self._timeout_s)
         self._server = parts.scheme, parts.netloc
         return self._connection
 

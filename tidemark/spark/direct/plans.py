@@ -33,6 +33,7 @@ logger = logging.getLogger(__name__)
 PLAN_READ = "/tidemark.v1.Log/PlanRead"
 _AUTO_MS = 10_000  # of a plan that the brokers can do without
 _RENEWAL_MS = 5_000
+_PROBE_S = 3.0
 _AT_ONCE = 16
 _URLS_MAX = 64  # of one request
 
@@ -60,7 +61,9 @@ def directed(
         raise ConfigError(
             f"direct=true, but {problem}; direct=auto reads from the brokers where it has to"
         )
-    logger.warning("read from the brokers, not from their store: %s", problem)
+    logger.warning(
+        "read from the brokers, not from their store: %s; direct=false spares the attempt", problem
+    )
     return list(ranges)
 
 
@@ -72,7 +75,7 @@ def _unreadable(slices: Iterable[OffsetRange]) -> str | None:
             piece = offsets.direct.pieces[0]
             parts = urlsplit(piece.url)
             samples.setdefault((parts.scheme, parts.netloc), piece)
-    objects = Objects(tries=2)
+    objects = Objects(tries=2, timeout_s=_PROBE_S)
     try:
         for piece in samples.values():
             objects.read(piece.url, piece.start_position, memoryview(bytearray(1)))
