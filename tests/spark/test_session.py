@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql.datasource import DataSourceReader
 
 from tests.readme import block
 from tests.spark.fake_log import FakeLog, FakePartition, records, serving
@@ -18,6 +19,7 @@ from tidemark.spark.versions import limits
 from tidemark.types import TopicPartition
 
 pytestmark = pytest.mark.spark
+pushes = hasattr(DataSourceReader, "pushFilters")  # since Spark 4.1
 
 
 @pytest.fixture(scope="module")
@@ -135,12 +137,29 @@ def test_the_blocks_of_the_readme_run_as_printed(spark: Any) -> None:
         for section in (
             *("Spark: some columns", "Spark: a stream", "Spark: typed values"),
             "Spark: progress of streams",
+            *(["Spark: push-down"] if pushes else []),
             past_brokers,
         ):
             text = block(section, "python")
             if "directory:" in text and section != past_brokers:
                 text += '    assert spark.read.parquet(f"{directory}/greetings").count() == 5\n'
             exec(compile(text, f"README.md: {section}", "exec"), names)
+
+
+@pytest.mark.skipif(not pushes, reason="Spark 4.1 has push-down")
+def test_filters_cut_the_plan_and_not_the_result(spark: Any, fake: FakeLog) -> None:
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    try:
+        rows = read(spark, fake, pushDown="true")
+        some = rows.where("topic = 't' and partition in (1, 2) and offset > 40 and offset <= 60")
+        assert some.rdd.getNumPartitions() == 1
+        assert [r["offset"] for r in some.orderBy("offset").collect()] == list(range(41, 61))
+        late = rows.where("partition = 0 and timestamp >= '1970-01-01 00:00:01.090'")
+        assert late.agg({"offset": "sum"}).collect()[0][0] == sum(range(90, 100))
+        assert rows.where("partition = 7").count() == 0
+        assert rows.where("string(value) = 'v7' and partition != 1").count() == 1
+    finally:
+        spark.conf.unset("spark.sql.python.filterPushdown.enabled")
 
 
 def test_sql_reads_tables_and_temporary_views_of_the_format(spark: Any, fake: FakeLog) -> None:

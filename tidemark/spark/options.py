@@ -54,11 +54,13 @@ _KNOWN = (
     "splitBytes",
     "leaseMs",
     "snapshot",
+    "pushDown",
     "maxOffsetsPerTrigger",
     "minOffsetsPerTrigger",
     "maxTriggerDelay",
 )
 _OF_BATCHES = (
+    "pushDown",
     "endingOffsets",
     "endingTimestamp",
     "endingOffsetsByTimestamp",
@@ -122,6 +124,7 @@ class SourceOptions:
     poll_timeout_ms: int
     lookup_timeout_ms: int
     direct: DirectOptions = DirectOptions()
+    push_down: bool = False
     offsets_per_trigger_max: int | None = None
     offsets_per_trigger_min: int | None = None
     trigger_delay_max_ms: int = 900_000
@@ -177,6 +180,7 @@ def parse_options(options: Mapping[str, str], *, is_stream: bool = False) -> Sou
         poll_timeout_ms=_integer(given, "kafkaConsumer.pollTimeoutMs", 120_000, 1) or 0,
         lookup_timeout_ms=_integer(given, "lookupTimeoutMs", 25_000, 1) or 0,
         direct=_direct(given, is_stream),
+        push_down=_boolean(given, "pushDown", False),
         offsets_per_trigger_max=_integer(given, "maxOffsetsPerTrigger", None, 1),
         offsets_per_trigger_min=_integer(given, "minOffsetsPerTrigger", None, 1),
         trigger_delay_max_ms=_duration_ms(given, "maxTriggerDelay", 900_000),

@@ -7,7 +7,7 @@ questions. A planning client lives for one plan.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 from uuid import UUID
@@ -26,6 +26,7 @@ from tidemark.spark.offsets import (
     split_ranges,
 )
 from tidemark.spark.options import Limit, SourceOptions
+from tidemark.spark.pushdown import Restriction, timestamp_min_ms, within
 from tidemark.types import TopicPartition
 
 Offsets = dict[TopicPartition, int]
@@ -48,8 +49,8 @@ class Known(NamedTuple):
         return list(self.topic_ids)
 
 
-def plan(options: SourceOptions) -> list[OffsetRange]:
-    """The slices of a read.
+def plan(options: SourceOptions, restrictions: Sequence[Restriction] = ()) -> list[OffsetRange]:
+    """The slices of a read, without what `restrictions` exclude.
 
     Raises ConfigError, DataLossError, UnknownTopicOrPartitionError, and RequestTimedOutError after
     lookupTimeoutMs.
@@ -57,10 +58,12 @@ def plan(options: SourceOptions) -> list[OffsetRange]:
     if options.direct.snapshot:
         return read_snapshot(options.direct.snapshot, options.isolation_level)
     with Lookups(options) as lookups:
-        return plan_with(lookups, options)
+        return plan_with(lookups, options, restrictions)
 
 
-def plan_with(lookups: Lookups, options: SourceOptions) -> list[OffsetRange]:
+def plan_with(
+    lookups: Lookups, options: SourceOptions, restrictions: Sequence[Restriction] = ()
+) -> list[OffsetRange]:
     """As `plan`, with an existing client."""
     known = look_around(lookups, options)
     starts = offsets_of(lookups, options, options.starting, known)
@@ -69,11 +72,28 @@ def plan_with(lookups: Lookups, options: SourceOptions) -> list[OffsetRange]:
         starts, ends, known.earliest, known.latest, fail_on_data_loss=options.fail_on_data_loss
     )
     slices = split_ranges(
-        ranges,
+        _restricted(lookups, ranges, restrictions),
         slices_min=options.slices_min,
         records_per_slice_max=options.records_per_slice_max,
     )
     return directed(lookups, options, [identified(each, known) for each in slices])
+
+
+def _restricted(
+    lookups: Lookups, ranges: Sequence[OffsetRange], restrictions: Sequence[Restriction]
+) -> list[OffsetRange]:
+    kept = within(ranges, restrictions)
+    stamp = timestamp_min_ms(restrictions)
+    if stamp is None or not kept:
+        return kept
+    first = lookups.offsets({each.topic_partition: stamp for each in kept})
+    late: list[OffsetRange] = []
+    for each in kept:
+        found = first[each.topic_partition]
+        start = each.end if found is None else max(each.start, found.offset)
+        if start < each.end:
+            late.append(replace(each, start=start))
+    return late
 
 
 def identified(offsets: OffsetRange, known: Known) -> OffsetRange:

@@ -35,6 +35,7 @@ def portable_source() -> type[Any]:
 
     load = _loader()
     reader_class, stream_reader_class = _reader_class(load), _stream_reader_class(load)
+    pushing_class = _pushing_class(load, reader_class)
     batch_writer, stream_writer = writer_class(load), stream_writer_class(load)
 
     class PortableSource(DataSource):  # type: ignore[misc]
@@ -47,8 +48,8 @@ def portable_source() -> type[Any]:
 
         def reader(self, schema: Any) -> Any:
             options = dict(self.options)
-            load(options).reader(schema)  # refuses wrong options and columns
-            return reader_class(options, schema)
+            takes_filters = load(options).reader(schema).takes_filters  # refuses wrong options
+            return (pushing_class if takes_filters else reader_class)(options, schema)
 
         def streamReader(self, schema: Any) -> Any:
             options = dict(self.options)
@@ -92,11 +93,12 @@ def _reader_class(load: Callable[[Any], Any]) -> type[Any]:
 
     class PortableReader(DataSourceReader):  # type: ignore[misc]
         def __init__(self, options: Any, schema: Any) -> None:
-            self.options, self.schema = options, schema
+            self.options, self.schema, self.restrictions = options, schema, ()
 
         def partitions(self) -> list[InputPartition]:
-            found = load(self.options).reader(self.schema).partitions()
-            return [InputPartition(pickle.dumps(each)) for each in found]
+            reader = load(self.options).reader(self.schema)
+            reader.restrictions = self.restrictions
+            return [InputPartition(pickle.dumps(each)) for each in reader.partitions()]
 
         def read(self, partition: Any) -> Iterator[Any]:
             reader = load(self.options).reader(self.schema)
@@ -104,6 +106,17 @@ def _reader_class(load: Callable[[Any], Any]) -> type[Any]:
             return iter(reader.read(None if value is None else pickle.loads(value)))
 
     return PortableReader
+
+
+def _pushing_class(load: Callable[[Any], Any], reader_class: type[Any]) -> type[Any]:
+    class PushingReader(reader_class):  # type: ignore[misc]
+        def pushFilters(self, filters: Any) -> list[Any]:
+            reader = load(self.options).reader(self.schema)
+            left: list[Any] = reader.take(filters)
+            self.restrictions = reader.restrictions
+            return left
+
+    return PushingReader
 
 
 def _stream_reader_class(load: Callable[[Any], Any]) -> type[Any]:

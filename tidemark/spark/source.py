@@ -9,14 +9,14 @@ Data Source API that shape it:
   value.
 - Arrow batches must have exactly Spark's schema, which is the source's own or that of `.schema`.
   There is no other pruning of columns.
-- A reader must not define `pushFilters` unless push-down is switched on.
+- A reader must not define `pushFilters` unless push-down is switched on, so `portable` has two.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import (
@@ -39,6 +39,7 @@ from tidemark.spark.options import (
     parse_columns,
     parse_options,
 )
+from tidemark.spark.pushdown import Restriction, accepted
 from tidemark.spark.tables import is_table, kept_in, options_of, plain_options
 from tidemark.spark.worker import in_one_line, keep_memory
 
@@ -79,8 +80,16 @@ class TidemarkReader(DataSourceReader):  # type: ignore[misc]
     """Reads topics once, from their starting to their ending offsets."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        """Raises ConfigError for push-down that this Spark does not have."""
+        if options.push_down and not hasattr(DataSourceReader, "pushFilters"):
+            raise ConfigError("pushDown needs Spark 4.1: leave it out, or upgrade")
         self._options = options
         self._schema = schema
+        self.restrictions: tuple[Restriction, ...] = ()
+
+    @property
+    def takes_filters(self) -> bool:
+        return self._options.push_down
 
     def partitions(self) -> list[SlicePartition]:
         """One slice per topic partition, or more if minPartitions or a similar option requires it.
@@ -91,7 +100,13 @@ class TidemarkReader(DataSourceReader):  # type: ignore[misc]
         from tidemark.spark.planning import plan
 
         with in_one_line():
-            return [SlicePartition(offsets) for offsets in plan(self._options)]
+            slices = plan(self._options, self.restrictions)
+            return [SlicePartition(offsets) for offsets in slices]
+
+    def take(self, filters: Iterable[Any]) -> list[Any]:
+        """Cuts the plan by Spark's filters. Returns those that Spark has to apply itself."""
+        self.restrictions, left = accepted(filters)
+        return left
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Arrow batches of exactly the slice's offsets; runs in a task. Raises DataLossError."""
