@@ -8,16 +8,18 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tidemark.client import Consumer
+from tidemark.client import Consumer, OffsetAndMetadata
 from tidemark.records.arrow import warm_up
 from tidemark.spark import slices, stream
 from tidemark.spark.lookups import Lookups
 from tidemark.spark.offsets import DataLossError
 from tidemark.spark.options import SourceOptions, parse_options
+from tidemark.spark.reporting import GroupReport
 from tidemark.spark.slices import slice_batches
 from tidemark.spark.source import source_schema
 from tidemark.spark.stream import TidemarkStreamReader
 from tidemark.testing import Cluster
+from tidemark.types import TopicPartition
 
 SCHEMA = pa.schema([("partition", pa.int32()), ("value", pa.binary())])
 
@@ -81,6 +83,27 @@ def test_new_partitions_and_topics_are_read_from_their_first_record(cluster: Clu
         send(cluster, "other", 0, b"no")
         assert query.next() == [(2, b"b"), (2, b"c"), (0, b"d")]
         assert query.next() == []
+        query.reader.stop()
+
+
+def test_the_group_of_a_stream_has_the_offsets_of_the_batches_that_are_done(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.create_topic("t", 1)
+    send(cluster, "t", 0, b"a", b"b")
+    reported: list[Any] = []
+    monkeypatch.setattr(GroupReport, "report", lambda self, offsets: reported.append(offsets))
+    with cluster.consumer(auto_offset_reset="none") as consumer, cluster.admin() as admin:
+        query = Query(cluster, consumer, subscribe="t", commitGroupId="watched")
+        query.next()
+        send(cluster, "t", 0, b"c")
+        query.next()
+        query.reader.commit(query.offset)
+        tp = TopicPartition("t", 0)
+        assert reported == [{tp: 0}, {tp: 2}, {tp: 3}]
+        found = {tp: OffsetAndMetadata(offset) for tp, offset in reported[-1].items()}
+        admin.groups.alter_offsets("watched", found)
+        assert admin.groups.offsets("watched")[tp].offset == 3
         query.reader.stop()
 
 

@@ -58,6 +58,7 @@ _KNOWN = (
     "maxOffsetsPerTrigger",
     "minOffsetsPerTrigger",
     "maxTriggerDelay",
+    "commitGroupId",
 )
 _OF_BATCHES = (
     "pushDown",
@@ -72,7 +73,7 @@ _OF_SNAPSHOTS = (
     *("includeHeaders", "columns", "isolation.level", "kafka.isolation.level"),
     *("kafkaConsumer.pollTimeoutMs", "lookupTimeoutMs"),
 )
-_OF_STREAMS = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
+_OF_STREAMS = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "commitGroupId")
 _REFUSED = {
     "fetchOffset.numRetries": "fetchOffset.numRetries: tries have a time here, lookupTimeoutMs",
     "fetchOffset.retryIntervalMs": "fetchOffset.retryIntervalMs: the client chooses its pauses,"
@@ -128,6 +129,7 @@ class SourceOptions:
     offsets_per_trigger_max: int | None = None
     offsets_per_trigger_min: int | None = None
     trigger_delay_max_ms: int = 900_000
+    commit_group_id: str = ""
 
 
 def parse_columns(options: Mapping[str, str]) -> tuple[str, ...]:
@@ -184,6 +186,7 @@ def parse_options(options: Mapping[str, str], *, is_stream: bool = False) -> Sou
         offsets_per_trigger_max=_integer(given, "maxOffsetsPerTrigger", None, 1),
         offsets_per_trigger_min=_integer(given, "minOffsetsPerTrigger", None, 1),
         trigger_delay_max_ms=_duration_ms(given, "maxTriggerDelay", 900_000),
+        commit_group_id=given.get("commitGroupId", ""),
     )
 
 

@@ -164,6 +164,9 @@ def _stream_reader_class(load: Callable[[Any], Any]) -> type[Any]:
             value = getattr(partition, "value", None)
             return iter(self.inner().read(None if value is None else pickle.loads(value)))
 
+        def commit(self, end: Any) -> None:
+            self.inner().commit(end)
+
         def stop(self) -> None:
             if self.made is not None:
                 self.made.stop()

@@ -25,6 +25,7 @@ from tidemark.spark.lookups import Lookups
 from tidemark.spark.offsets import split_ranges
 from tidemark.spark.options import SourceOptions
 from tidemark.spark.planning import Known, look_around, offsets_of
+from tidemark.spark.reporting import GroupReport
 from tidemark.spark.source import SlicePartition, read_partition
 from tidemark.spark.versions import limits
 from tidemark.spark.worker import in_one_line
@@ -51,6 +52,8 @@ class TidemarkStreamReader:
         self._initial: dict[str, Any] | None = None
         self._target: core.StreamOffset | None = None
         self._last: core.StreamOffset = {}
+        group = options.commit_group_id
+        self._group = GroupReport(options.bootstrap_servers, group) if group else None
         self._patience = core.Patience(
             options.offsets_per_trigger_min, options.trigger_delay_max_ms, _now_ms()
         )
@@ -85,6 +88,8 @@ class TidemarkStreamReader:
         """
         with in_one_line():
             begin = self._last if start is None else core.from_json(start)
+            if start is not None:
+                self._report(begin)
             known = self._look_around({tp.topic for tp in begin})
             end: core.StreamOffset = core.end_of_log(
                 begin,
@@ -128,10 +133,18 @@ class TidemarkStreamReader:
         return read_partition(self._options, self._schema, partition)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Does nothing: the checkpoint has the offsets."""
+        """Tells the group of commitGroupId, if there is one: the checkpoint has the offsets."""
+        self._report(core.from_json(end))
+
+    def _report(self, done: core.StreamOffset) -> None:
+        """Spark asks for a next offset, or commits a batch, when those before it are done."""
+        if self._group is not None:
+            self._group.report({tp: place.offset for tp, place in done.items()})
 
     def stop(self) -> None:
         """Closes the connections."""
+        if self._group is not None:
+            self._group.wait(1)
         if self._lookups is not None:
             self._lookups.close()
             self._lookups = None
