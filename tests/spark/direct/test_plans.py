@@ -149,6 +149,7 @@ def test_a_plan_with_a_hole_is_read_through(
     fake: FakeTier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, *others = fake.pieces(0, 150)
+    fake.segments_max = 9
     monkeypatch.setattr(fake, "pieces", lambda *_: [first._replace(start=1), *others])
     assert [each.direct for each in plan(fake.options())] == [None]
 

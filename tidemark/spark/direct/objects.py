@@ -127,7 +127,6 @@ class Objects:
             if not count:
                 raise _BusyError(f"the answer ended after {got} of {len(into)} bytes")
             got += count
-        answer.read()  # its end, so that the connection can be used again
 
     def _to(self, parts: SplitResult) -> http.client.HTTPConnection:
         if self._connection is not None and self._server == (parts.scheme, parts.netloc):
