@@ -212,7 +212,7 @@ def test_commands_of_jobs_print_counts_and_say_what_they_would_do(
     before = call(*mirror, "--dry-run")
     assert (before["is_dry_run"], before["batches"]) == (True, 0)
     done = call(*mirror)
-    assert done["records"] == before["offsets_left"] >= 6 and done["is_verified"]
+    assert 6 <= done["records"] <= before["offsets_left"] and done["is_verified"]
     assert call(*mirror)["batches"] == 0
     rows = call("stats", "f")["partitions"]
     assert next(row["records"] for row in rows if row["partition"] is None) == done["records"]

@@ -27,7 +27,6 @@ from tidemark.spark.jobs.reading import (
     known_of,
     look,
     rows_of,
-    tallies,
     tallies_of_topic,
 )
 from tidemark.spark.jobs.running import CountMismatchError, JobRun, Report
@@ -38,6 +37,7 @@ from tidemark.spark.jobs.target import (
     keep_marks,
     kept_marks,
     marks_of,
+    tallies_of,
     write,
 )
 
@@ -168,17 +168,18 @@ def _copy_batch(
     spark: Any, job: Copy, files: HadoopFiles, journal: Journal[JobBatch], batch: JobBatch
 ) -> None:
     expected = tallies_of_topic(spark, _ordered(job.source), batch)
-    rows = _rows(spark, job, batch)
-    if not job.same_partitions:
-        rows = rows.drop("partition")
-    journal.check()
-    write(rows, job.target, journal.job_id, batch.number)
+    marks = kept_marks(files, batch.number)
+    parts = added(job.target, marks, job.target.known())
+    found = tallies_of(spark, job.target, parts)
+    if unequal(expected, found, by_partition=job.same_partitions):  # else a killed run wrote it
+        rows = _rows(spark, job, batch)
+        if not job.same_partitions:
+            rows = rows.drop("partition")
+        journal.check()
+        write(rows, job.target, journal.job_id, batch.number)
+        parts = added(job.target, marks, job.target.settled())
+        found = tallies_of(spark, job.target, parts)
     check_topic_ids(batch, known_of(job.source))
-    parts = added(job.target, kept_marks(files, batch.number), job.target.settled())
-    found: Tallies = {}
-    if parts:
-        columns = ("topic", "partition", "offset")
-        found = tallies(rows_of(spark, job.target.source(), parts, columns))
     wrong = unequal(expected, found, by_partition=job.same_partitions)
     if not wrong and job.verify:
         read = rows_of(spark, job.target.source(), parts, _VERIFIED) if parts else None

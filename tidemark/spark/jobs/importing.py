@@ -18,9 +18,18 @@ from urllib.parse import unquote
 from tidemark.errors import ConfigError
 from tidemark.spark.jobs.files import HadoopFiles
 from tidemark.spark.jobs.journal import Journal, PlanText
-from tidemark.spark.jobs.reading import rows_of, tallies
 from tidemark.spark.jobs.running import CountMismatchError, Progress
-from tidemark.spark.jobs.target import Target, added, keep_marks, kept_marks, marks_of, write
+from tidemark.spark.jobs.target import (
+    Marks,
+    Target,
+    added,
+    keep_marks,
+    kept_marks,
+    marks_of,
+    tallies_of,
+    write,
+)
+from tidemark.spark.planning import Known
 
 _OF_RECORDS = ("key", "value", "headers", "timestamp")
 
@@ -139,12 +148,12 @@ def _import_batch(
 ) -> int:
     rows = as_records(job.frame(spark, batch.files), job.key)
     expected = rows.count()
-    journal.check()
-    write(rows, job.target, journal.job_id, batch.number)
-    parts = added(job.target, kept_marks(files, batch.number), job.target.settled())
-    columns = ("topic", "partition", "offset")
-    found = tallies(rows_of(spark, job.target.source(), parts, columns)) if parts else {}
-    written = sum(tally.records for tally in found.values())
+    marks = kept_marks(files, batch.number)
+    written = _written(spark, job.target, marks, job.target.known())
+    if written != expected:  # else a killed run wrote it
+        journal.check()
+        write(rows, job.target, journal.job_id, batch.number)
+        written = _written(spark, job.target, marks, job.target.settled())
     if written != expected:
         raise CountMismatchError(
             f"batch {batch.number} of {journal.job_id}: the files have {expected} rows, and the "
@@ -152,6 +161,11 @@ def _import_batch(
             "meanwhile, or a file change?"
         )
     return int(expected)
+
+
+def _written(spark: Any, target: Target, marks: Marks, now: Known) -> int:
+    found = tallies_of(spark, target, added(target, marks, now))
+    return sum(tally.records for tally in found.values())
 
 
 def as_records(rows: Any, key: str | None) -> Any:

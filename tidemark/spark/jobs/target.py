@@ -1,24 +1,27 @@
 """A topic that a job writes to: where it ends, and what a batch added to it.
 
 Each batch is one write of the exactly-once sink, by the job's id and the batch's number. So a batch
-that is written again changes nothing. The ends of the topic before a batch are durable before its
-plan. What readers see between them and the ends after the batch is what the batch wrote, as long as
-nobody else writes to the topic.
+that is written again changes nothing. A sink forgets its batches when it is idle for
+offsets.retention.minutes, so a batch that is there already is not written again.
+
+The ends of the topic before a batch are durable before its plan. What readers see between them and
+the ends after the batch is what the batch wrote, as long as nobody else writes to the topic.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
 from tidemark.errors import ConfigError, RequestTimedOutError
+from tidemark.spark.jobs.batches import Tallies
 from tidemark.spark.jobs.files import HadoopFiles
 from tidemark.spark.jobs.journal import JobDamagedError
-from tidemark.spark.jobs.reading import Source, known_of
+from tidemark.spark.jobs.reading import Source, known_of, rows_of, tallies
 from tidemark.spark.offsets import DataLossError, OffsetRange
 from tidemark.spark.planning import Known
 from tidemark.types import TopicPartition
@@ -123,6 +126,13 @@ def added(target: Target, marks: Marks, now: Known) -> list[OffsetRange]:
             place = start, now.latest[tp], topic_id, now.epochs[tp]
             found.append(OffsetRange(tp.topic, tp.partition, *place))
     return found
+
+
+def tallies_of(spark: Any, target: Target, parts: Sequence[OffsetRange]) -> Tallies:
+    """Counts what readers see in these ranges."""
+    if not parts:
+        return {}
+    return tallies(rows_of(spark, target.source(), parts, ("topic", "partition", "offset")))
 
 
 def by_number(tallies: Mapping[TopicPartition, Any]) -> dict[int, Any]:
