@@ -1,4 +1,4 @@
-"""The Spark data source `tidemark`: rows of topics as Arrow batches, read over gRPC.
+"""The Spark data source `tidemark`: rows of topics as Arrow batches, over gRPC.
 
 Spark finds it by name through `pyspark_tidemark`, or a program calls `register(spark)`. Its options
 and columns are those of Spark's Kafka source.
@@ -11,6 +11,7 @@ and columns are those of Spark's Kafka source.
     stream_offsets       its offsets, and what each batch may read; pure
     direct               reads of the tier past the brokers; take_snapshot: plans in a file
     slices, columns      read one slice within a task
+    sink                 writes of batches and streams, each batch once
     values               typed values in place of bytes; value_decoders: Avro and Protobuf
     clients, worker      what a worker has: consumers between slices, errors of one line
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tidemark.spark.source import TidemarkDataSource
+from tidemark.spark.versions import limits
 
 
 def dying(group: int | None) -> type[Any]:
@@ -44,10 +45,12 @@ def dying(group: int | None) -> type[Any]:
 
 
 def query(spark: Any, servers: str, checkpoint: str, format_: str, tasks: int) -> Any:
-    """Starts the copy of topic `from` to topic `to`, up to the present end, in batches of 200."""
-    rows = spark.readStream.format("tidemark").option("bootstrap.servers", servers)
-    rows = rows.option("subscribe", "from").option("maxOffsetsPerTrigger", "200").load()
-    rows = rows.select("key", "value").repartition(tasks)
+    """Starts the copy of topic `from` to topic `to`, up to the present end; in batches of 200 where
+    Spark has limits."""
+    reader = spark.readStream.format("tidemark").option("bootstrap.servers", servers)
+    if limits is not None:
+        reader = reader.option("maxOffsetsPerTrigger", "200")
+    rows = reader.option("subscribe", "from").load().select("key", "value").repartition(tasks)
     writing = rows.writeStream.format(format_).option("bootstrap.servers", servers)
     writing = writing.option("topic", "to").option("checkpointLocation", checkpoint)
     return writing.trigger(availableNow=True).start()
