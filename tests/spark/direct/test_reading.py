@@ -5,6 +5,7 @@ hindrance.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -227,7 +228,10 @@ def test_a_reader_that_stops_early_does_not_wait_for_a_store_that_hangs(
     rows = read_slice(fake.options(), slice_, SCHEMA)
     fake.store.next_answers = [206, "hang", "hang"]
     next(iter(rows))
+    begun_s = time.monotonic()
     rows.close()  # type: ignore[attr-defined]
+    assert time.monotonic() - begun_s < 15, "it waited until the store's time was up"
+    assert fake.served == 0
     own = [each for each in threading.enumerate() if each.name.startswith("tidemark-object")]
     for each in own:
         each.join(10)
