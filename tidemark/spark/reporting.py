@@ -1,6 +1,6 @@
 """Progress of a stream as offsets of a consumer group, for tools that watch the lag of groups.
 
-The checkpoint alone says where a query goes on. So nothing waits for a commit here: the newest
+The checkpoint alone says where a query goes on. Nothing waits for a commit here. The newest
 offsets replace those that have not been committed, and a commit that fails is logged and left.
 """
 
