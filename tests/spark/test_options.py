@@ -128,8 +128,8 @@ def test_a_stream_reads_what_is_committed_and_has_limits() -> None:
     said = {"maxOffsetsPerTrigger": "5", "minOffsetsPerTrigger": "3", "maxTriggerDelay": "2m"}
     options = parse_options(PLAIN | said, is_stream=True)
     assert options.isolation_level == "read_committed"
-    assert (options.offsets_per_trigger_max, options.offsets_per_trigger_min) == (5, 3)
-    assert options.trigger_delay_max_ms == 120_000
+    assert (options.triggers.offsets_max, options.triggers.offsets_min) == (5, 3)
+    assert options.triggers.delay_max_ms == 120_000
 
 
 @pytest.mark.parametrize("said", [{"startingOffsets": "latest"}, {"maxOffsetsPerTrigger": "5"}])

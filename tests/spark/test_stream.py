@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,9 +18,14 @@ from tidemark.spark.portable import portable_source
 from tidemark.types import TopicPartition
 
 try:
-    from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, ReadMinRows
+    from pyspark.sql.streaming.datasource import (
+        ReadAllAvailable,
+        ReadMaxBytes,
+        ReadMaxRows,
+        ReadMinRows,
+    )
 except ImportError:  # before Spark 4.2
-    ReadAllAvailable = ReadMaxRows = ReadMinRows = None
+    ReadAllAvailable = ReadMaxBytes = ReadMaxRows = ReadMinRows = None
 
 with_limits = pytest.mark.skipif(ReadMaxRows is None, reason="Spark 4.2 has limits")
 
@@ -118,6 +124,28 @@ def test_limits_are_those_that_spark_passes(fake: FakeLog) -> None:
     assert query.next() == of(0, 0, 20)
     fake.partitions[T0].append(records(30, 50))
     assert query.batch(query.offset, ReadAllAvailable()) == of(0, 20, 80)
+    query.reader.stop()
+
+
+@with_limits
+def test_a_limit_of_bytes_is_one_of_records_of_that_size(fake: FakeLog) -> None:
+    """Partition 1 has records of ten times the size of those of partition 0."""
+    size = len(fake.partitions[T0].batches[0]) / 30
+    wide = [replace(each, value=b"x" * int(10 * size)) for each in records(0, 30)]
+    fake.partitions[T1].append(wide)
+    query = Query(fake, maxBytesPerTrigger=str(int(110 * size)), columns="partition,offset")
+    assert query.reader.getDefaultReadLimit() == ReadMaxBytes(int(110 * size))
+    first = query.next()
+    assert first is not None
+    assert 8 <= sum(row[0] == 0 for row in first) <= 12
+    assert 8 <= sum(row[0] == 1 for row in first) <= 12
+    fake.partitions[T0].log_start_offset = 0
+    found = list(first)
+    while (rows := query.next()) is not None:
+        found += rows
+    assert sorted(found) == of(0, 0, 30) + of(1, 0, 30)
+    fake.partitions[T0].append(records(30, 30))
+    assert query.batch(query.offset, ReadAllAvailable()) == of(0, 30, 60)
     query.reader.stop()
 
 

@@ -23,6 +23,7 @@ from tidemark.spark.stream_offsets import (
     from_json,
     lags_between,
     limited,
+    limited_by_bytes,
     ranges_between,
     to_json,
 )
@@ -61,6 +62,29 @@ def test_the_text_goes_both_ways_through_json_and_has_one_form() -> None:
 def test_an_offset_of_another_source_is_refused(stored: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match=r"did not write.*checkpointLocation of its own"):
         from_json(stored)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 500), st.floats(0.1, 5_000)), min_size=1, max_size=6),
+    st.integers(1, 100_000),
+    st.booleans(),
+)
+def test_a_limit_of_bytes_is_kept_but_for_one_record_a_partition(
+    given_logs: list[tuple[int, float]], limit: int, all_sizes: bool
+) -> None:
+    names = [TopicPartition("t", number) for number in range(len(given_logs))]
+    start = {tp: StreamPlace(ONE, 3, 0) for tp in names}
+    end = {tp: StreamPlace(ONE, 3 + lag, 0) for tp, (lag, _) in zip(names, given_logs, strict=True)}
+    sizes = {tp: max(1.0, size) for tp, (_, size) in zip(names, given_logs, strict=True)}
+    known = sizes if all_sizes else dict(list(sizes.items())[1:])
+    found = lags_between(start, limited_by_bytes(start, end, limit, known))
+    lags = lags_between(start, end)
+    assert all(min(1, lags[tp]) <= found[tp] <= lags[tp] for tp in names), "none starves"
+    if all_sizes:
+        beyond_one = sum((found[tp] - 1) * sizes[tp] for tp in names if found[tp] > 1)
+        assert beyond_one <= limit
+        if sum(lags[tp] * sizes[tp] for tp in names) <= limit - len(names):
+            assert found == lags
 
 
 LAGS = st.lists(st.integers(0, 1_000), min_size=1, max_size=8).map(

@@ -58,6 +58,7 @@ _KNOWN = (
     "maxOffsetsPerTrigger",
     "minOffsetsPerTrigger",
     "maxTriggerDelay",
+    "maxBytesPerTrigger",
     "commitGroupId",
 )
 _OF_BATCHES = (
@@ -73,7 +74,10 @@ _OF_SNAPSHOTS = (
     *("includeHeaders", "columns", "isolation.level", "kafka.isolation.level"),
     *("kafkaConsumer.pollTimeoutMs", "lookupTimeoutMs"),
 )
-_OF_STREAMS = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "commitGroupId")
+_OF_STREAMS = (
+    *("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay"),
+    *("maxBytesPerTrigger", "commitGroupId"),
+)
 _REFUSED = {
     "fetchOffset.numRetries": "fetchOffset.numRetries: tries have a time here, lookupTimeoutMs",
     "fetchOffset.retryIntervalMs": "fetchOffset.retryIntervalMs: the client chooses its pauses,"
@@ -107,6 +111,16 @@ class DirectOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class Triggers:
+    """Sizes of the batches of a stream, and the time in ms that it waits for the least one."""
+
+    offsets_max: int | None = None
+    offsets_min: int | None = None
+    bytes_max: int | None = None
+    delay_max_ms: int = 900_000
+
+
+@dataclass(frozen=True, slots=True)
 class SourceOptions:
     """The options of a read, typed: `topics`, `partitions`, `pattern` or `snapshot` is given."""
 
@@ -126,9 +140,7 @@ class SourceOptions:
     lookup_timeout_ms: int
     direct: DirectOptions = DirectOptions()
     push_down: bool = False
-    offsets_per_trigger_max: int | None = None
-    offsets_per_trigger_min: int | None = None
-    trigger_delay_max_ms: int = 900_000
+    triggers: Triggers = Triggers()
     commit_group_id: str = ""
 
 
@@ -183,9 +195,12 @@ def parse_options(options: Mapping[str, str], *, is_stream: bool = False) -> Sou
         lookup_timeout_ms=_integer(given, "lookupTimeoutMs", 25_000, 1) or 0,
         direct=_direct(given, is_stream),
         push_down=_boolean(given, "pushDown", False),
-        offsets_per_trigger_max=_integer(given, "maxOffsetsPerTrigger", None, 1),
-        offsets_per_trigger_min=_integer(given, "minOffsetsPerTrigger", None, 1),
-        trigger_delay_max_ms=_duration_ms(given, "maxTriggerDelay", 900_000),
+        triggers=Triggers(
+            offsets_max=_integer(given, "maxOffsetsPerTrigger", None, 1),
+            offsets_min=_integer(given, "minOffsetsPerTrigger", None, 1),
+            bytes_max=_integer(given, "maxBytesPerTrigger", None, 1),
+            delay_max_ms=_duration_ms(given, "maxTriggerDelay", 900_000),
+        ),
         commit_group_id=given.get("commitGroupId", ""),
     )
 

@@ -1,7 +1,7 @@
 """Progress of a stream as offsets of a consumer group, for tools that watch the lag of groups.
 
-The checkpoint alone says where a query goes on. Nothing waits for a commit here. The newest
-offsets replace those that have not been committed, and a commit that fails is logged and left.
+The checkpoint alone says where a query goes on, so nothing waits for a commit. The newest offsets
+replace those that have not been committed. A commit that fails is logged and left.
 """
 
 from __future__ import annotations

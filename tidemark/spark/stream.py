@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
+from tidemark.client import Consumer
 from tidemark.errors import ConfigError
 from tidemark.spark import stream_offsets as core
 from tidemark.spark.direct.plans import directed
@@ -26,6 +27,7 @@ from tidemark.spark.offsets import split_ranges
 from tidemark.spark.options import SourceOptions
 from tidemark.spark.planning import Known, look_around, offsets_of
 from tidemark.spark.reporting import GroupReport
+from tidemark.spark.sizes import open_sampler, sample
 from tidemark.spark.source import SlicePartition, read_partition
 from tidemark.spark.versions import limits
 from tidemark.spark.worker import in_one_line
@@ -39,8 +41,10 @@ class TidemarkStreamReader:
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         """Raises ConfigError for what this Spark does not make possible."""
-        if limits is None and options.offsets_per_trigger_max is not None:
+        if limits is None and options.triggers.offsets_max is not None:
             raise ConfigError("maxOffsetsPerTrigger needs Spark 4.2: leave it out, or upgrade")
+        if limits is None and options.triggers.bytes_max is not None:
+            raise ConfigError("maxBytesPerTrigger needs Spark 4.2: leave it out, or upgrade")
         if limits is None and options.pattern:
             raise ConfigError(
                 "subscribePattern in a stream needs Spark 4.2: name the topics in subscribe, or "
@@ -49,13 +53,14 @@ class TidemarkStreamReader:
         self._options = options
         self._schema = schema
         self._lookups: Lookups | None = None
+        self._sampler: Consumer | None = None
         self._initial: dict[str, Any] | None = None
         self._target: core.StreamOffset | None = None
         self._last: core.StreamOffset = {}
         group = options.commit_group_id
         self._group = GroupReport(options.bootstrap_servers, group) if group else None
         self._patience = core.Patience(
-            options.offsets_per_trigger_min, options.trigger_delay_max_ms, _now_ms()
+            options.triggers.offsets_min, options.triggers.delay_max_ms, _now_ms()
         )
 
     def initialOffset(self) -> dict[str, Any]:
@@ -70,10 +75,12 @@ class TidemarkStreamReader:
 
     def getDefaultReadLimit(self) -> Any:
         """The limit of the options, which Spark passes back to `latestOffset`."""
-        if self._options.offsets_per_trigger_max is not None:
-            return limits.ReadMaxRows(self._options.offsets_per_trigger_max)
-        if self._options.offsets_per_trigger_min is not None:
-            return limits.ReadMinRows(self._options.offsets_per_trigger_min)
+        if self._options.triggers.offsets_max is not None:
+            return limits.ReadMaxRows(self._options.triggers.offsets_max)
+        if self._options.triggers.offsets_min is not None:
+            return limits.ReadMinRows(self._options.triggers.offsets_min)
+        if self._options.triggers.bytes_max is not None:
+            return limits.ReadMaxBytes(self._options.triggers.bytes_max)
         return limits.ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
@@ -103,7 +110,11 @@ class TidemarkStreamReader:
                 lag = sum(core.lags_between(begin, end).values())
                 if begin and self._patience.waits(lag, _now_ms()):
                     return core.to_json(begin)
-            self._last = core.limited(begin, end, getattr(limit, "max_rows", None))
+            end = core.limited(begin, end, getattr(limit, "max_rows", None))
+            bytes_max = self._options.triggers.bytes_max
+            if bytes_max is not None and type(limit).__name__ != "ReadAllAvailable":
+                end = self._limited_by_bytes(begin, end, bytes_max)
+            self._last = end
             return core.to_json(self._last)
 
     def reportLatestOffset(self) -> dict[str, Any]:
@@ -145,9 +156,22 @@ class TidemarkStreamReader:
         """Closes the connections."""
         if self._group is not None:
             self._group.wait(1)
+        if self._sampler is not None:
+            self._sampler.close()
+            self._sampler = None
         if self._lookups is not None:
             self._lookups.close()
             self._lookups = None
+
+    def _limited_by_bytes(
+        self, begin: core.StreamOffset, end: core.StreamOffset, bytes_max: int
+    ) -> core.StreamOffset:
+        places = core.places_to_read(begin, end)
+        if not places:
+            return end
+        if self._sampler is None:
+            self._sampler = open_sampler(self._options)
+        return core.limited_by_bytes(begin, end, bytes_max, sample(self._sampler, places))
 
     def _log_ends(self) -> core.StreamOffset:
         """The ends of all logs that there are; a topic that is gone has none."""

@@ -10,6 +10,7 @@ Records that are gone are data loss, and so are all those of a topic that was ma
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,6 +21,7 @@ from tidemark.spark.offsets import DataLossError, OffsetRange
 from tidemark.types import TopicPartition
 
 _VERSION = 1
+_SIZE_BYTES = 1024  # of a record, where no partition tells
 _TOLERATE = "failOnDataLoss=false reads what there is"
 
 
@@ -198,6 +200,14 @@ def _loss(
     return None
 
 
+def places_to_read(
+    start: StreamOffset, end: StreamOffset
+) -> dict[TopicPartition, tuple[UUID, int]]:
+    """Topic id and first offset of each partition that has something between."""
+    places = {tp: (place, _begin(start, tp, place)) for tp, place in end.items()}
+    return {tp: (e.topic_id, begin) for tp, (e, begin) in places.items() if begin < e.offset}
+
+
 def lags_between(start: StreamOffset, end: StreamOffset) -> dict[TopicPartition, int]:
     """Number of offsets of each partition from `start` to `end`."""
     return {tp: max(0, place.offset - _begin(start, tp, place)) for tp, place in end.items()}
@@ -205,9 +215,35 @@ def lags_between(start: StreamOffset, end: StreamOffset) -> dict[TopicPartition,
 
 def limited(start: StreamOffset, end: StreamOffset, limit: int | None) -> StreamOffset:
     """`end`, moved towards `start` so that `limit` offsets are between."""
+    return _moved(start, end, admitted(lags_between(start, end), limit))
+
+
+def limited_by_bytes(
+    start: StreamOffset,
+    end: StreamOffset,
+    bytes_max: int,
+    sizes: Mapping[TopicPartition, float],
+) -> StreamOffset:
+    """`end`, moved towards `start` so that about `bytes_max` bytes are between.
+
+    `sizes` are bytes of one offset. A partition without has the mean of the others. Each one that
+    lags gets one offset at least: none starves, and a record larger than the limit is read.
+    """
+    mean = sum(sizes.values()) / len(sizes) if sizes else _SIZE_BYTES
+    lags = lags_between(start, end)
+    size_of = {tp: max(1.0, sizes.get(tp, mean)) for tp in lags}
+    budget = admitted({tp: math.ceil(lag * size_of[tp]) for tp, lag in lags.items()}, bytes_max)
+    counts = {tp: min(lag, max(1, int(budget[tp] / size_of[tp]))) for tp, lag in lags.items()}
+    return _moved(start, end, counts)
+
+
+def _moved(
+    start: StreamOffset, end: StreamOffset, counts: Mapping[TopicPartition, int]
+) -> dict[TopicPartition, StreamPlace]:
+    """`end` with so many offsets of each partition behind `start`."""
     lags = lags_between(start, end)
     found: dict[TopicPartition, StreamPlace] = {}
-    for tp, count in admitted(lags, limit).items():
+    for tp, count in counts.items():
         before, place = start.get(tp), end[tp]
         if count < lags[tp]:
             place = replace(place, offset=_begin(start, tp, place) + count)
