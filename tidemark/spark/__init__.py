@@ -4,11 +4,12 @@ Spark finds it by name through `pyspark_tidemark`, or a program calls `register(
 and columns are those of Spark's Kafka source.
 
     source, portable     the classes that Spark calls; portable ones load the others where they run
-    options              the options of a read, parsed and checked
+    options, versions    the options of a read, checked; what PySpark 4.0 to 4.3 differ in
     planning, lookups    ask the cluster for partitions and offsets, in the driver
-    offsets              the arithmetic of ranges and slices; pure
-    stream               the reader of a streaming query
+    offsets, pushdown    the arithmetic of ranges and slices, and filters that cut them; pure
+    stream, sizes        the reader of a streaming query; bytes of the records that it has to read
     stream_offsets       its offsets, and what each batch may read; pure
+    progress, reporting  numbers of each batch, for listeners and Prometheus; for a consumer group
     direct               reads of the tier past the brokers; take_snapshot: plans in a file
     slices, columns      read one slice within a task
     sink                 writes of batches and streams, each batch once
