@@ -28,6 +28,7 @@ from tidemark.types import TopicPartition
 pytestmark = pytest.mark.spark
 
 PARTITIONS = 2
+SETTINGS = {"offsets.topic.num.partitions": "1", "transaction.state.log.num.partitions": "2"}
 
 
 class Killed(BaseException):
@@ -38,7 +39,7 @@ class Killed(BaseException):
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """One broker with topics a to f; a has 60 records, and 20 that were aborted."""
     place = tmp_path_factory.mktemp("jobs")
-    with LocalCluster(place, controllers=1, brokers=1) as cluster:
+    with LocalCluster(place, controllers=1, brokers=1, overrides=SETTINGS) as cluster:
         cluster.wait_ready()
         with Admin(cluster.bootstrap_servers) as admin:
             admin.create_topics([NewTopic(name, PARTITIONS, 1) for name in "abcdef"])
