@@ -38,6 +38,8 @@ _FINISHED = RemoteLogSegmentState.COPY_SEGMENT_FINISHED
 SPLIT_BYTES_MIN = 1 << 20
 SEGMENTS_MAX = 64
 """Segments of one plan: each may cost a read of its indexes, and an answer has a deadline."""
+PIECES_MAX = 256
+"""Pieces of one plan, about: each cut costs a read of a header, and each piece has a URL."""
 PLANS_MAX = 64
 """Plans that a node makes at once."""
 
@@ -74,15 +76,16 @@ def spans(
     log_end_offset: int,
     start: int,
     end: int,
+    most: int,
 ) -> list[tuple[RemoteLogSegmentMetadata, int, int]]:
     """Returns segments, each with the part [from, to) of [start, end) that is read from it.
 
-    It ends where the tier has no more of the lineage.
+    It ends where the tier has no more of the lineage, or with `most` segments.
     """
     bounds = planner.lineage_bounds(epochs, log_end_offset)
     found: list[tuple[RemoteLogSegmentMetadata, int, int]] = []
     offset = start
-    while offset < end:
+    while offset < end and len(found) < most:
         epoch = next((epoch for epoch, first in reversed(epochs) if first <= offset), None)
         segment = None if epoch is None else segment_for(epoch, offset)
         if segment is None:
@@ -200,8 +203,11 @@ class ReadPlanner:
         epochs = tuple(EpochEntry(*entry) for entry in log.epochs.entries())
         pieces: list[Piece] = []
         limit = min(end, log.high_watermark)
-        found = spans(tier.segment_for, epochs, log.log_end_offset, start, limit)
+        most = SEGMENTS_MAX + 1  # the last one tells that there is more
+        found = spans(tier.segment_for, epochs, log.log_end_offset, start, limit, most)
         for segment, first, stop in found[:SEGMENTS_MAX]:
+            if len(pieces) >= PIECES_MAX:
+                break
             url = await self._url(store, segment)
             pieces += await self._pieces(segment, first, stop, split_bytes, url)
         tail = pieces[-1].end if pieces else start
@@ -212,7 +218,9 @@ class ReadPlanner:
             raise OffsetOutOfRangeError(
                 f"offset {start} of {partition} is below the log start {log.log_start_offset}"
             )
-        return ReadPlan(tuple(pieces), tail, tuple(aborted), more=len(found) > SEGMENTS_MAX)
+        return ReadPlan(
+            tuple(pieces), tail, tuple(aborted), more=bool(found) and tail < found[-1][2]
+        )
 
     async def urls(self, partition: TopicIdPartition, ids: Sequence[UUID]) -> dict[UUID, str]:
         """Returns new URLs of segments, without those that the tier no longer has.
@@ -245,6 +253,8 @@ class ReadPlanner:
         found: list[Piece] = []
         base = await self._offset_at(segment, indexes, begin)
         for position in cuts(indexes, begin, finish, split_bytes):
+            if len(found) >= PIECES_MAX:
+                return found
             offset = await self._offset_at(segment, indexes, position)
             if not first < offset < stop:
                 continue  # the batches before it end below the range, or all after it are above

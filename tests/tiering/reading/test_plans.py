@@ -123,10 +123,11 @@ def test_segments_that_overlap_by_a_change_of_leaders_give_each_offset_once() ->
     new = segment(20, 49, 2, e0=20, e2=25)
     tier = tier_of([old, new])
     lineage = (EpochEntry(0, 0), EpochEntry(2, 25))
-    found = spans(tier.segment_for, lineage, 60, 5, 60)
+    found = spans(tier.segment_for, lineage, 60, 5, 60, 9)
     assert [(first, stop) for _, first, stop in found] in ([(5, 20), (20, 50)], [(5, 25), (25, 50)])
     assert found[-1][0].id == new.id
-    assert spans(tier.segment_for, (EpochEntry(7, 0),), 60, 5, 60) == []
+    assert spans(tier.segment_for, (EpochEntry(7, 0),), 60, 5, 60, 9) == []
+    assert spans(tier.segment_for, lineage, 60, 5, 60, 1) == found[:1]
 
 
 def test_a_lease_holds_segments_against_retention_until_it_ends(tmp_path: Path) -> None:
@@ -217,6 +218,26 @@ def test_a_long_plan_comes_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             position = part.tail_offset
         assert found + offsets_of(part) == list(range(7, 100))
         assert part.tail_offset == 100
+
+    asyncio.run(test())
+
+
+def test_small_splits_cost_a_plan_a_bounded_number_of_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A segment of a GiB has a thousand cuts of a MiB, each with a read of a header and a URL."""
+    monkeypatch.setattr(plans, "PIECES_MAX", 3)
+    monkeypatch.setattr(plans, "SPLIT_BYTES_MIN", 1)
+
+    async def test() -> None:
+        world = await tiered(tmp_path, 5)
+        found, position, parts = [], 7, 0
+        while (part := await plan(world, position, 105, 1)).more:
+            assert 0 < len(part.pieces) <= 6
+            found += offsets_of(part)
+            position, parts = part.tail_offset, parts + 1
+        assert found + offsets_of(part) == list(range(7, 100))
+        assert (part.tail_offset, parts > 3) == (100, True)
 
     asyncio.run(test())
 
