@@ -9,6 +9,7 @@ from uuid import UUID
 
 import pytest
 
+from tidemark.spark import progress as module
 from tidemark.spark.progress import BatchProgress, Gauges, batch_progress
 from tidemark.spark.stream_offsets import StreamPlace, to_json
 from tidemark.types import TopicPartition
@@ -34,6 +35,13 @@ def test_lag_is_the_sum_over_partitions_and_leaves_out_other_formats() -> None:
     found = batch_progress(progress((offset(10, 5), offset(14, 6)), ('{"0": 3}', '{"0": 9}')))
     assert (found.query, found.batch_id) == (str(UUID(int=2)), 7)
     assert (found.rows, found.seconds, found.lag) == (30, 1.5, 5)
+
+
+def test_lag_is_unknown_where_spark_calls_the_end_of_a_batch_the_latest_offset(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "limits", None)
+    assert batch_progress(progress((offset(10), offset(10)))).lag is None
 
 
 @pytest.mark.parametrize("latest", [None, "null", "", "{"])

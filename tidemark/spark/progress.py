@@ -18,6 +18,7 @@ from typing import Any
 
 from tidemark.errors import ConfigError
 from tidemark.spark.stream_offsets import from_json, lags_between
+from tidemark.spark.versions import limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +116,8 @@ def batch_progress(progress: Any) -> BatchProgress:
 
 
 def _lag(source: Any) -> int | None:
+    if limits is None:  # Spark 4.0 and 4.1 report the end of the batch as the latest offset
+        return None
     try:
         end, latest = json.loads(source.endOffset), json.loads(source.latestOffset)
         return sum(lags_between(from_json(end), from_json(latest)).values())
