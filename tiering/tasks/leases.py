@@ -51,6 +51,10 @@ def parse_leases(content: bytes) -> list[Lease]:
         ) from error
 
 
+def _content(leases: Sequence[Lease]) -> bytes:
+    return json.dumps(leases, separators=(",", ":")).encode() if leases else b""
+
+
 def _field(name: str, value: Any) -> Any:
     if not isinstance(value, str if name == "id" else int):
         raise TypeError(f"{name} is {value!r}")
@@ -71,6 +75,14 @@ def renewed(
             f"{most} jobs hold leases of this partition; try again when one of them has ended"
         )
     return [*others, lease]
+
+
+def bounded(leases: Sequence[Lease], until_max_ms: int) -> list[Lease]:
+    """Returns the leases, none of which ends after `until_max_ms`.
+
+    The clock of the leader that granted them may have been ahead, by years, or the limit larger.
+    """
+    return [one._replace(until_ms=min(one.until_ms, until_max_ms)) for one in leases]
 
 
 def unheld(
@@ -131,10 +143,10 @@ class Leases:
         async with self._locks[partition]:
             now_ms = self._now_ms()
             known = parse_leases(await self._run(lambda: store.read_leases(partition)))
-            leases = renewed(known, lease._replace(until_ms=now_ms + lease.until_ms), now_ms)
+            others = bounded(known, now_ms + self._max_ms)
+            leases = renewed(others, lease._replace(until_ms=now_ms + lease.until_ms), now_ms)
             if leases != known:
-                content = json.dumps(leases, separators=(",", ":")).encode() if leases else b""
-                await self._run(lambda: store.write_leases(partition, content))
+                await self._run(lambda: store.write_leases(partition, _content(leases)))
 
     async def unheld(
         self, partition: TopicIdPartition, segments: Sequence[RemoteLogSegmentMetadata]
@@ -146,7 +158,10 @@ class Leases:
         if store is None or not segments:
             return segments
         async with self._locks[partition]:
-            leases = parse_leases(await self._run(lambda: store.read_leases(partition)))
+            known = parse_leases(await self._run(lambda: store.read_leases(partition)))
+            leases = bounded(known, self._now_ms() + self._max_ms)
+            if leases != known:  # without that, they would begin anew at each pass
+                await self._run(lambda: store.write_leases(partition, _content(leases)))
         return unheld(segments, leases, self._now_ms())
 
     async def forget(self, partition: TopicIdPartition) -> None:

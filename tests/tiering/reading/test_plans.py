@@ -166,6 +166,31 @@ def test_a_lease_ends_by_itself_and_the_next_leader_keeps_it(tmp_path: Path) -> 
     asyncio.run(test())
 
 
+@pytest.mark.parametrize("renews", [False, True])
+def test_no_lease_outlives_the_longest_time_whatever_the_clock_was(
+    tmp_path: Path, renews: bool
+) -> None:
+    """It was granted by a clock that was years ahead, or when the limit was larger."""
+
+    async def test() -> None:
+        world = await tiered(tmp_path, retention_ms=1_000)
+        world.now_ms += 10**11
+        await world.manager.leases.hold(PARTITION, "job", 0, 60, 60_000)
+        world.now_ms -= 10**11 - 10_000
+        if renews:
+            await world.manager.leases.hold(PARTITION, "other", 0, 1, 1)
+        await world.once()
+        assert world.tier_logs()[:3] == [0, 20, 40]
+        world.now_ms += world.config.remote_log_lease_max_ms // 2
+        await world.once()
+        assert world.tier_logs()[:3] == [0, 20, 40]
+        world.now_ms += world.config.remote_log_lease_max_ms // 2
+        await world.once()
+        assert not world.tier_logs()
+
+    asyncio.run(test())
+
+
 def test_records_that_were_deleted_stay_in_the_tier_for_their_reader(tmp_path: Path) -> None:
     async def test() -> None:
         world = await tiered(tmp_path)
