@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 
@@ -41,8 +42,8 @@ def test_a_decision_survives_its_record_however_many_winners_it_has(winners: int
     assert from_pieces(SINK, {}) is None
 
 
-@pytest.mark.parametrize("pieces", [{0: "offsets of a consumer"}, {1: "x"}, {0: ""}])
-def test_a_group_of_something_else_is_refused(pieces: dict[int, str]) -> None:
+@pytest.mark.parametrize("pieces", [{0: "offsets of a consumer"}, {1: "x"}, {0: ""}, {0: None}])
+def test_a_group_of_something_else_is_refused(pieces: dict[int, Any]) -> None:
     with pytest.raises(SinkError, match="are not those of a sink"):
         from_pieces(SINK, pieces)
 
@@ -71,7 +72,8 @@ def test_an_id_that_names_do_not_allow_is_refused(sink_id: str) -> None:
 def test_a_sink_belongs_to_one_query() -> None:
     check_owner(None, decision(0, 0))
     check_owner(decision(5, 0), decision(5, 0))
-    check_owner(decision(5, 0), decision(4, 0))  # a checkpoint from a backup: dropped
+    with pytest.raises(ConfigError, match="has written batch 5 already, so the checkpoint is an"):
+        check_owner(decision(5, 0), decision(4, 0))  # its next batches have other rows
     with pytest.raises(ConfigError, match="another query has used it, up to batch 5"):
         check_owner(decision(5, 0), decision(6, 0, query="new"))
     with pytest.raises(ConfigError, match="query q; this one is a batch job"):

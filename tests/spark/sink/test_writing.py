@@ -53,6 +53,7 @@ def test_settings_of_the_producer_may_have_kafkas_prefix() -> None:
         ({"sinkId": "s", "delivery_guarantee": "at-least-once"}, "sinkId has no effect"),
         ({"linger_ms": "soon"}, "linger.ms='soon' is not a number"),
         ({"transaction_timeout_ms": "-1"}, "is below zero"),
+        ({"transaction_timeout_ms": "0"}, "transaction.timeout.ms=0: 1 to"),
         ({"topic": ""}, "topic is empty"),
         ({"bootstrap_servers": ""}, "bootstrap.servers is required"),
     ],
@@ -64,6 +65,8 @@ def test_an_option_that_misleads_is_refused(given: dict[str, str], problem: str)
 
 def test_a_batch_job_names_both_of_its_ids_or_none() -> None:
     assert parse(False, sinkId="s", batchId="4").batch_id == 4
+    with pytest.raises(ConfigError, match="batchId=9223372036854775807: 0 to"):
+        parse(False, sinkId="s", batchId=str(2**63 - 1))
     for one in ({"sinkId": "s"}, {"batchId": "4"}):
         with pytest.raises(ConfigError, match="belong together"):
             parse(False, **one)

@@ -122,7 +122,7 @@ def from_pieces(sink: str, pieces: Mapping[int, str]) -> Decision | None:
                 for tail, producer_id, epoch in found["winners"]
             ),
         )
-    except (KeyError, ValueError, TypeError) as error:
+    except (AttributeError, KeyError, ValueError, TypeError) as error:
         raise SinkError(
             f"the offsets of group {sink} are not those of a sink ({error!r}): give the query"
             " another sinkId"
@@ -135,9 +135,12 @@ def _tail(transactional_id: str) -> str:
 
 
 def check_owner(last: Decision | None, wanted: Decision) -> None:
-    """Raises ConfigError if the last decision was another query's, or a batch job goes back.
+    """Raises ConfigError if the last decision was another query's, or a query or a batch job goes
+    back.
 
-    Another query counts its batches anew, so each of them would be taken for an old one.
+    Another query counts its batches anew, so each of them would be taken for an old one. Spark
+    repeats the last batch of a query alone. Earlier ones come from an older checkpoint, whose next
+    batches have other rows than those that the sink has by these numbers.
     """
     if last is None:
         return
@@ -147,8 +150,15 @@ def check_owner(last: Decision | None, wanted: Decision) -> None:
             f" {last.query or 'of a batch job'}; this one is {wanted.query or 'a batch job'}): give"
             " each query its own sinkId, also one that begins with a new checkpoint"
         )
-    if not wanted.query and wanted.batch < last.batch:
+    if wanted.batch >= last.batch:
+        return
+    if wanted.query:
         raise ConfigError(
-            f"batchId={wanted.batch}: this sinkId has written batch {last.batch} already, and"
-            " batches of one sinkId grow: give an earlier one another sinkId"
+            f"batch {wanted.batch} of query {wanted.query}: the sink has written batch {last.batch}"
+            " already, so the checkpoint is an older one, and rows would be lost or twice: begin"
+            " with a new checkpoint, another sinkId, and starting offsets that you have checked"
         )
+    raise ConfigError(
+        f"batchId={wanted.batch}: this sinkId has written batch {last.batch} already, and"
+        " batches of one sinkId grow: give an earlier one another sinkId"
+    )

@@ -38,6 +38,8 @@ _KNOWN = (
 _OF_SPARK = frozenset(("checkpointlocation", "queryname"))
 _GUARANTEES = ("exactly-once", "at-least-once")
 _TIMEOUT_MS = 600_000
+_MAX_TIMEOUT_MS = 2**31 - 2  # 2^31-1 is that of a prepared transaction
+_MAX_BATCH = 2**63 - 2  # its offset is one more
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,12 @@ def parse_sink_options(options: Mapping[str, str], *, is_stream: bool) -> SinkOp
     timeout_ms = _TIMEOUT_MS
     if "transaction.timeout.ms" in given:
         timeout_ms = _number(given, "transaction.timeout.ms", int)
+    for name, value, least, most in (
+        ("batchId", batch_id, 0, _MAX_BATCH),
+        ("transaction.timeout.ms", timeout_ms, 1, _MAX_TIMEOUT_MS),
+    ):
+        if value is not None and not least <= value <= most:
+            raise ConfigError(f"{name}={value}: {least} to {most} are allowed")
     return SinkOptions(
         bootstrap_servers=given["bootstrap.servers"],
         topic=given.get("topic"),
