@@ -99,6 +99,32 @@ def test_the_cluster_to_play_with_answers_as_printed(tmp_path: Path) -> None:
         assert '{"hello": "tide"}' in run(dump, tmp_path, servers)
 
 
+def test_the_lines_of_pipes_run_as_printed(tmp_path: Path, small_cluster: LocalCluster) -> None:
+    servers = small_cluster.bootstrap_servers
+    (tmp_path / "records.bin").write_bytes(b"".join(b"k%d:v%d\0" % (n, n) for n in range(12)))
+    with Admin(servers) as admin:
+        admin.create_topics([NewTopic(name, 1, 1) for name in ("events", "logs", "copy")])
+    try:
+        last, several, produce, copy = commands(block("In pipes", "bash"))
+        told = json.loads(run(produce, tmp_path, servers))
+        assert told["partitions"] == [
+            {"partition": 0, "records": 12, "first_offset": 0, "last_offset": 11}
+        ]
+        printed = [f"0:{n} k{n}=v{n}" for n in range(2, 7)]
+        assert run(last, tmp_path, servers).splitlines() == printed
+        assert len(run(several, tmp_path, servers).splitlines()) == 12
+        run(copy, tmp_path, servers)
+        with Consumer(servers) as consumer:
+            consumer.assign([TopicPartition("copy", 0)])
+            consumer.seek_to_beginning()
+            copied = [(record.key, record.value, record.headers) for record in consumer.poll(5_000)]
+        header = (("source", b"a"),)
+        assert copied == [(b"k%d" % n, b"v%d" % n, header) for n in range(12)]
+    finally:
+        with Admin(servers) as admin:
+            admin.delete_topics(["events", "logs", "copy"])
+
+
 def new_controller(cluster: LocalCluster, file: Path) -> None:
     """The settings and the formatted directory of a controller that could join."""
     settings = {
@@ -232,6 +258,7 @@ def test_the_python_blocks_run_as_printed(
 HELD_BY = {
     ("Two commands", "bash"): test_the_two_commands_are_scripts_that_ci_runs,
     ("A cluster to play with", "bash"): test_the_cluster_to_play_with_answers_as_printed,
+    ("In pipes", "bash"): test_the_lines_of_pipes_run_as_printed,
     ("For operators", "bash"): test_each_line_for_operators_succeeds_as_printed,
     ("Measure", "bash"): test_a_measurement_runs_as_printed,
     ("Install", "bash"): wheel.test_what_readme_installs_is_as_much_as_it_says,
@@ -243,9 +270,18 @@ HELD_BY = {
     ("A group by stubs alone", "python"): test_the_python_blocks_run_as_printed,
     ("Spark", "python"): wheel.test_spark_finds_the_format_by_its_name,
     ("Spark: some columns", "python"): spark_session.test_the_blocks_of_the_readme_run_as_printed,
+    ("Spark: SQL", "sql"): spark_session.test_the_sql_of_the_readme_runs_as_printed,
     ("Spark: a stream", "python"): spark_session.test_the_blocks_of_the_readme_run_as_printed,
     ("Spark: a sink", "python"): spark_sink.test_the_block_of_the_readme_runs_as_printed,
     ("Spark: typed values", "python"): spark_session.test_the_blocks_of_the_readme_run_as_printed,
+    **{
+        (section, "python"): spark_session.test_the_blocks_of_the_readme_run_as_printed
+        for section in (
+            "Spark: progress of streams",
+            "Spark: the tier, past the brokers",
+            "Spark: push-down",
+        )
+    },
     ("Kubernetes", "bash"): helm.test_the_kubernetes_block_renders_as_printed,
 }
 

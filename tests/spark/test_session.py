@@ -146,6 +146,21 @@ def test_the_blocks_of_the_readme_run_as_printed(spark: Any) -> None:
             exec(compile(text, f"README.md: {section}", "exec"), names)
 
 
+def test_the_sql_of_the_readme_runs_as_printed(spark: Any) -> None:
+    log = FakePartition()
+    log.append(records(0, 5))
+    with serving({TopicPartition("greetings", 0): log}) as server:
+        text = block("Spark: SQL", "sql").replace("127.0.0.1:9092", server.bootstrap_servers)
+        create, select = (part for part in text.split(";") if part.strip())
+        spark.sql(create)
+        try:
+            assert sorted(row[0] for row in spark.sql(select).collect()) == [
+                f"v{n}" for n in range(5)
+            ]
+        finally:
+            spark.sql("DROP TABLE greetings")
+
+
 @pytest.mark.skipif(not pushes, reason="Spark 4.1 has push-down")
 def test_filters_cut_the_plan_and_not_the_result(spark: Any, fake: FakeLog) -> None:
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
