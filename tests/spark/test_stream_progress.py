@@ -31,6 +31,7 @@ def progress(*sources: tuple[Any, Any]) -> Any:
     )
 
 
+@pytest.mark.skipif(module.limits is None, reason="Spark 4.2 reports the latest offset")
 def test_lag_is_the_sum_over_partitions_and_leaves_out_other_formats() -> None:
     found = batch_progress(progress((offset(10, 5), offset(14, 6)), ('{"0": 3}', '{"0": 9}')))
     assert (found.query, found.batch_id) == (str(UUID(int=2)), 7)
