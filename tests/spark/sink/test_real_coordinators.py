@@ -186,6 +186,50 @@ def test_an_older_driver_can_not_decide_any_more(cluster: Cluster) -> None:
     assert seen(cluster) == list(range(5)) and not open_ids(cluster)
 
 
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_a_coordinator_that_is_cut_off_does_not_tell_an_earlier_decision(is_whole: bool) -> None:
+    """Clients reach it, and other brokers do not. A driver that begins with its address would take
+    a decided batch for a new one."""
+    warm_up()
+    one = {"transaction.state.log.num.partitions": "1", "offsets.topic.num.partitions": "1"}
+    with Cluster(seed=1, brokers=3, settings=one) as cluster:
+        cluster.create_topic("t", 3)
+        assert commit(cluster, 0, "a", task(cluster, 0, "a", 0, range(3)))
+        old = cluster.leader("__consumer_offsets", 0)
+        assert old not in (None, cluster.leader("__transaction_state", 0))
+        for other in {1, 2, 3} - {old}:
+            cluster.cut(old, other)
+        cluster.advance(25)
+        assert cluster.leader("__consumer_offsets", 0) != old
+        decided = task(cluster, 1, "a", 0, range(3, 6))
+        assert commit(cluster, 1, "a", decided)
+        if is_whole:
+            cluster.heal()
+        address = f"node-{old}:9092"
+
+        async def look() -> Decision | None:
+            coordinators = ClusterCoordinators(
+                SINK,
+                cluster.bootstrap_servers,
+                admin=lambda servers: cluster.asyncio.admin(
+                    bootstrap_servers=address, default_api_timeout_ms=5_000
+                ),
+                producer=lambda servers, **settings: cluster.asyncio.producer(
+                    bootstrap_servers=servers, **settings
+                ),
+            )
+            try:
+                return await coordinators.last_decision()
+            finally:
+                await coordinators.close()
+
+        if is_whole:
+            assert cluster.run(look()) == Decision(1, "a", "q", (decided,))
+        else:
+            with pytest.raises(TidemarkError):
+                cluster.run(look())
+
+
 def test_many_winners_with_the_decision_in_pieces(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

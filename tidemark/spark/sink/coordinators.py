@@ -20,16 +20,18 @@ from tidemark.spark.sink.core import OpenAttempt
 from tidemark.spark.sink.decision import (
     Attempt,
     Decision,
+    SinkError,
     attempts_pattern,
     from_pieces,
     run_of,
     to_pieces,
 )
-from tidemark.types import TopicPartition
+from tidemark.types import TopicPartition, random_uuid
 
 R = TypeVar("R")
 
 _DOUBTS = 3  # times that a commit without an answer is sent again
+_LOOKS = 3  # times that a decision is read whose coordinator may be none any more
 
 
 class ClusterCoordinators:
@@ -57,10 +59,27 @@ class ClusterCoordinators:
         await self._producer.init_transactions()
 
     async def last_decision(self) -> Decision | None:
-        found = await self._admin.groups.offsets(self._sink)
-        return from_pieces(
-            self._sink,
-            {tp.partition: kept.metadata for tp, kept in found.items() if tp.topic == self._sink},
+        """Reads it behind a write of its own. A coordinator that was cut off from the others can
+        not take that, but would answer a read, with an earlier decision.
+        """
+        place, mark = TopicPartition(f"{self._sink}-driver", 0), random_uuid().hex
+        for _ in range(_LOOKS):
+            await self._admin.groups.alter_offsets(
+                self._sink, {place: OffsetAndMetadata(0, None, mark)}
+            )
+            found = await self._admin.groups.offsets(self._sink)
+            if place in found and found[place].metadata == mark:
+                return from_pieces(
+                    self._sink,
+                    {
+                        tp.partition: at.metadata
+                        for tp, at in found.items()
+                        if tp.topic == self._sink
+                    },
+                )
+        raise SinkError(
+            f"the coordinator of group {self._sink} does not know what was just written to it: it"
+            " is cut off from the others, or another driver writes to the same sinkId"
         )
 
     async def prepare(self, attempt: Attempt) -> None:
