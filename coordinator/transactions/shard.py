@@ -48,6 +48,7 @@ A = TypeVar("A")
 
 _LOOKED_AT_MAX = 1_000  # transactional ids in one turn of the expiry
 _CHECK = ""
+_UNENDED = frozenset({TransactionState.ONGOING, *PREPARED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,7 @@ class TransactionShard:
         self._settings = settings
         self._epoch = -1
         self.transactions: dict[str, TransactionLogValue] = {}
+        self._open: dict[str, None] = {}  # those that have not ended; few, of many
         self._unwritten: dict[str, frozenset[TopicPartition]] = {}
         self._moved: dict[str, None] = {}  # decided or ended since the last `take_moved`
         self._timeouts: KeyedDeadlines[str] = KeyedDeadlines()
@@ -84,11 +86,14 @@ class TransactionShard:
         transactional_id = key.transactional_id
         status = None if value is None else value.transaction_status
         self._unwritten.pop(transactional_id, None)
+        self._open.pop(transactional_id, None)
         if value is None:
             self.transactions.pop(transactional_id, None)
             self._last_epochs.pop(transactional_id, None)
             return
         self.transactions[transactional_id] = value
+        if status in _UNENDED:
+            self._open[transactional_id] = None
         if status == TransactionState.ONGOING:
             self._last_epochs.pop(transactional_id, None)
             if value.transaction_timeout_ms == NO_TIMEOUT_MS:
@@ -351,10 +356,16 @@ class TransactionShard:
         producer_ids: Collection[int] = (),
         older_than_ms: int = -1,
     ) -> Iterator[tuple[str, TransactionLogValue]]:
-        """Transactional ids with their states, by id; an empty filter lets all through."""
-        for transactional_id, state in sorted(self.transactions.items()):
+        """Transactional ids with their states; an empty filter lets all through.
+
+        If only open ones are asked for, no other is looked at. A sink of Spark asks at each batch,
+        and leaves an id behind for each task.
+        """
+        of_open = older_than_ms >= 0 or (states and set(states) <= _UNENDED)
+        for transactional_id in list(self._open if of_open else self.transactions):
+            state = self.transactions[transactional_id]
             open_ms = now.wall_ms - state.transaction_start_timestamp_ms
-            is_open = state.transaction_status in (TransactionState.ONGOING, *PREPARED)
+            is_open = state.transaction_status in _UNENDED
             if (
                 (not states or state.transaction_status in states)
                 and (not producer_ids or state.producer_id in producer_ids)
@@ -411,7 +422,7 @@ class TransactionShard:
 
     def _is_expired(self, transactional_id: str, now: Now) -> bool:
         state = self.transactions.get(transactional_id)
-        if state is None or state.transaction_status in (TransactionState.ONGOING, *PREPARED):
+        if state is None or state.transaction_status in _UNENDED:
             return False
         age_ms = now.wall_ms - state.transaction_last_update_timestamp_ms
         return age_ms >= self._settings.transactional_id_expiration_ms
