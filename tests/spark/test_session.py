@@ -128,7 +128,7 @@ def test_a_registered_source_streams_every_row_once(
     assert sorted(row["offset"] for row in found) == list(range(29))
 
 
-def test_the_blocks_of_the_readme_run_as_printed(spark: Any) -> None:
+def test_the_blocks_of_the_readme_run_as_printed(spark: Any, tmp_path: Path) -> None:
     log = FakePartition()
     log.append(records(0, 5))
     with serving({TopicPartition("greetings", 0): log}) as server:
@@ -140,7 +140,7 @@ def test_the_blocks_of_the_readme_run_as_printed(spark: Any) -> None:
             *(["Spark: push-down"] if pushes else []),
             past_brokers,
         ):
-            text = block(section, "python")
+            text = block(section, "python").replace("plan.json", str(tmp_path / "plan.json"))
             if "directory:" in text and section != past_brokers:
                 text += '    assert spark.read.parquet(f"{directory}/greetings").count() == 5\n'
             exec(compile(text, f"README.md: {section}", "exec"), names)
