@@ -4,6 +4,7 @@ hindrance.
 
 from __future__ import annotations
 
+import http.client
 import threading
 import time
 from collections.abc import Iterator
@@ -15,10 +16,16 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from tests.spark.direct.store import FakeTier, tiered
 from tidemark.errors import CorruptMessageError
+from tidemark.spark.direct import objects as direct_objects
 from tidemark.spark.direct import ranges
 from tidemark.spark.direct.batches import PieceCheck
 from tidemark.spark.direct.leases import KeptLeases
-from tidemark.spark.direct.objects import Objects, ObjectUnreadableError, UrlExpiredError
+from tidemark.spark.direct.objects import (
+    Objects,
+    ObjectUnreadableError,
+    StoreUnavailableError,
+    UrlExpiredError,
+)
 from tidemark.spark.direct.pieces import ObjectPiece, ReadLease
 from tidemark.spark.direct.reading import DirectSlice
 from tidemark.spark.offsets import DataLossError, OffsetRange
@@ -170,6 +177,28 @@ def test_an_object_that_is_gone_is_loss_only_if_the_log_lost_it(fake: FakeTier) 
     assert rest == [*range(50), *range(90, 150)]
 
 
+@pytest.mark.parametrize("tolerant", ["true", "false"])
+def test_what_a_store_that_is_away_may_have_is_no_loss(
+    fake: FakeTier, tolerant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lease holds the object, the log has given it up: nothing is passed over in silence."""
+    monkeypatch.setattr(direct_objects, "_FIRST_WAIT_S", 0.0)
+    slices = planned(fake, 50, 150)
+    fake.log.log_start_offset = 90
+    overloaded: list[int | str] = [503] * 15  # five tries of each range under way
+    hindrances: list[tuple[list[int | str], str, int]] = [
+        (overloaded, "s=1", 0),
+        ([], "s=2", 42),  # the URL is refused, and the leader gives no other
+    ]
+    for answers, signature, error_code in hindrances:
+        fake.store.next_answers, fake.store.signature = answers, signature
+        fake.error_code = error_code
+        with pytest.raises(StoreUnavailableError, match=r"offset 50 .* may still have them"):
+            offsets_of(fake, slices, failOnDataLoss=tolerant)
+    fake.store.next_answers, fake.store.signature = [], "s=1"
+    assert offsets_of(fake, slices, failOnDataLoss=tolerant) == list(range(50, 150))
+
+
 def test_a_damaged_object_changes_nothing_for_the_brokers_are_asked_for_the_rest(
     fake: FakeTier,
 ) -> None:
@@ -238,6 +267,21 @@ def test_a_reader_that_stops_early_does_not_wait_for_a_store_that_hangs(
     assert not any(each.is_alive() for each in own)
     fake.store.goes_on.set()
     assert not [each for each in threading.enumerate() if each.name == "tidemark-slice"]
+
+
+def test_a_read_that_ends_while_it_connects_asks_for_nothing(
+    fake: FakeTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objects, connect = Objects(), http.client.HTTPConnection.connect
+
+    def ended(connection: http.client.HTTPConnection) -> None:
+        objects.abort()
+        connect(connection)
+
+    monkeypatch.setattr(http.client.HTTPConnection, "connect", ended)
+    with pytest.raises(ObjectUnreadableError, match="was ended"):
+        objects.read(fake.store.url("segment-0"), 0, memoryview(bytearray(50)))
+    assert not fake.store.ranges
 
 
 def test_some_ranges_are_under_way_at_once_and_no_more(

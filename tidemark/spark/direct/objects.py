@@ -3,7 +3,7 @@ directory.
 
 The bytes go straight into the buffer of the caller. A store that is overloaded or breaks a
 connection is asked again after a random exponential wait, as the brokers do. What a URL means to
-its store, only its first answer tells: 403 is mostly one that has expired.
+its store, only its first answer tells: one that is refused has mostly expired.
 """
 
 from __future__ import annotations
@@ -25,11 +25,15 @@ _TIMEOUT_S = 20.0
 _TRIES = 5
 _FIRST_WAIT_S = 0.1
 _OVERLOADED = frozenset((408, 429, 500, 502, 503, 504))
-_FORBIDDEN = 403
+_REFUSED = frozenset((400, 401, 403))  # AWS says 400 where the signer's token has expired
 
 
 class ObjectUnreadableError(TidemarkError):
     """An object, or a part of it, that the store does not give."""
+
+
+class StoreUnavailableError(ObjectUnreadableError):
+    """A store that does not answer: it may have the object."""
 
 
 class UrlExpiredError(ObjectUnreadableError):
@@ -60,8 +64,8 @@ class Objects:
     def read(self, url: str, position: int, into: memoryview) -> None:
         """Fills the buffer with the bytes of an object from `position` on.
 
-        Raises UrlExpiredError, and ObjectUnreadableError if the store has no such bytes or does not
-        answer.
+        Raises UrlExpiredError, StoreUnavailableError, and ObjectUnreadableError if the store has
+        no such bytes.
         """
         parts = urlsplit(url)
         if parts.scheme == "file":
@@ -95,7 +99,7 @@ class Objects:
             except (_BusyError, OSError, http.client.HTTPException) as error:
                 self.close()
                 if attempt == self._tries or isinstance(error, ssl.SSLCertVerificationError):
-                    raise ObjectUnreadableError(f"{_shown(parts)}: {error!r}") from error
+                    raise StoreUnavailableError(f"{_shown(parts)}: {error!r}") from error
             except BaseException:
                 self.close()  # the rest of the answer is in its way
                 raise
@@ -106,6 +110,10 @@ class Objects:
         connection = self._to(parts)
         target = f"{parts.path}?{parts.query}" if parts.query else parts.path
         last = position + len(into) - 1
+        if connection.sock is None:
+            connection.connect()
+        if self._is_aborted:  # `abort` may not have seen the socket
+            raise ObjectUnreadableError(f"{_shown(parts)}: the read was ended")
         connection.request("GET", target, headers={"Range": f"bytes={position}-{last}"})
         answer = connection.getresponse()
         if answer.status != 206:
@@ -114,7 +122,7 @@ class Objects:
             text = f"{_shown(parts)}: {answer.status} {answer.reason} {reason}"
             if answer.status in _OVERLOADED:
                 raise _BusyError(text)
-            if answer.status == _FORBIDDEN:
+            if answer.status in _REFUSED:
                 raise UrlExpiredError(text)
             raise ObjectUnreadableError(text)
         if answer.length != len(into):
@@ -162,5 +170,7 @@ def _read_file(path: str, position: int, into: memoryview) -> None:
         finally:
             with suppress(OSError):
                 os.close(descriptor)
-    except OSError as error:
+    except FileNotFoundError as error:
         raise ObjectUnreadableError(f"{path}: {error.strerror}") from error
+    except OSError as error:
+        raise StoreUnavailableError(f"{path}: {error.strerror}") from error

@@ -109,6 +109,8 @@ class RangesAhead:
             objects = Objects()
             self._all.append(objects)
         try:
+            if self._is_closed:  # which may not have seen these objects
+                raise ObjectUnreadableError("the read was ended")
             buffer = self._buffers.take(size)
             into = memoryview(buffer)[_ROOM_BYTES : _ROOM_BYTES + size]
             objects.read(piece.url, position, into)

@@ -2,6 +2,8 @@
 
 Whatever hinders a direct read leads to the brokers, from the offset on that is read next. They have
 the records, or tell exactly what is lost. A URL that has expired is replaced by a new one first.
+A lease holds objects that the brokers give up. So what a store that did not answer may still have
+is not lost, not even to a query that tolerates losses.
 """
 
 from __future__ import annotations
@@ -17,11 +19,15 @@ from tidemark.spark.clients import CLIENTS
 from tidemark.spark.columns import SliceColumns
 from tidemark.spark.direct.batches import AbortedBatches
 from tidemark.spark.direct.leases import LEASES, KeptLeases
-from tidemark.spark.direct.objects import ObjectUnreadableError, UrlExpiredError
+from tidemark.spark.direct.objects import (
+    ObjectUnreadableError,
+    StoreUnavailableError,
+    UrlExpiredError,
+)
 from tidemark.spark.direct.pieces import ObjectPiece
 from tidemark.spark.direct.plans import new_urls
 from tidemark.spark.direct.ranges import Buffers, Chunk, RangesAhead, chunks_of
-from tidemark.spark.offsets import OffsetRange
+from tidemark.spark.offsets import DataLossError, OffsetRange
 from tidemark.spark.options import SourceOptions
 from tidemark.spark.slices import ahead, slice_batches
 
@@ -62,20 +68,35 @@ class DirectSlice:
         self._renewed_at = -1
         self._ranges: RangesAhead | None = None
         self._is_aborted = False
+        self._unanswered: Exception | None = None  # of a store that may have the rest
         self.buffers = Buffers()
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Arrow batches of the records, from objects as far as they can be read.
 
-        Raises the errors of `tidemark.spark.slices.slice_batches`, and CorruptMessageError for
-        records that can not be decoded.
+        Raises the errors of `tidemark.spark.slices.slice_batches`, CorruptMessageError for records
+        that can not be decoded, and StoreUnavailableError for those that only the store may have.
         """
         while self._pieces and not self._is_aborted:
             yield from self._of_objects()
         if self._position < self._offsets.end and not self._is_aborted:
-            rest = replace(self._offsets, start=self._position, direct=None)
-            with CLIENTS.borrowed(self._options) as consumer:
-                yield from slice_batches(consumer, self._options, rest, self._schema)
+            yield from self._of_brokers()
+
+    def _of_brokers(self) -> Iterator[pa.RecordBatch]:
+        options, why = self._options, self._unanswered
+        if why is not None:
+            options = replace(options, fail_on_data_loss=True)
+        rest = replace(self._offsets, start=self._position, direct=None)
+        with CLIENTS.borrowed(options) as consumer:
+            try:
+                yield from slice_batches(consumer, options, rest, self._schema)
+            except DataLossError as error:
+                if why is None:
+                    raise
+                raise StoreUnavailableError(
+                    f"{str(error).partition(';')[0]}; the store may still have them, and does not "
+                    f"give them now ({why}): try again, or read by direct=false what brokers have"
+                ) from error
 
     def abort(self) -> None:
         """Ends a read in another thread soon, with less than all records."""
@@ -110,7 +131,7 @@ class DirectSlice:
             chunk = next(chunks, None)
         except UrlExpiredError as error:
             logger.info("%s: %s", self._offsets.topic_partition, error)
-            self._pieces = self._with_new_urls()
+            self._pieces = self._with_new_urls(error)
             return None
         except (ObjectUnreadableError, CorruptMessageError) as error:
             level = logging.DEBUG if self._is_aborted else logging.WARNING
@@ -120,14 +141,16 @@ class DirectSlice:
                 *(self._offsets.topic_partition, self._offsets.start, self._offsets.end - 1),
                 *(self._position, error),
             )
+            self._unanswered = error if isinstance(error, StoreUnavailableError) else None
             chunk = None
         if chunk is None:
             self._pieces = ()
         return chunk
 
-    def _with_new_urls(self) -> Sequence[ObjectPiece]:
+    def _with_new_urls(self, refused: UrlExpiredError) -> Sequence[ObjectPiece]:
         """The pieces that are left, none if a new URL is refused, too."""
         if self._renewed_at == self._position:
+            self._unanswered = refused
             return ()
         self._renewed_at = self._position
         left = [piece for piece in self._pieces if piece.end > self._position]
@@ -135,4 +158,5 @@ class DirectSlice:
             return self._renew_urls(self._options, self._offsets, left)
         except ApiError as error:
             logger.warning("%s: no new URL: %s", self._offsets.topic_partition, error)
+            self._unanswered = error
             return ()
