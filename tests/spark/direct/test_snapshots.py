@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,7 +46,7 @@ def test_a_snapshot_reads_the_same_records_from_the_same_segments(tmp_path: Path
     assert list(tmp_path.iterdir()) == [path]
 
 
-def fake_record(offset: int) -> object:
+def fake_record(offset: int) -> Any:
     from tests.spark.fake_log import records
 
     return records(offset, 1)[0]
@@ -76,8 +77,11 @@ def test_leases_are_renewed_within_the_block_and_failures_do_not_end_it() -> Non
         ("{", "is no plan"),
         ("[]", "is no plan"),
         ('{"version": 2}', "version 2"),
-        ('{"version": 1, "isolation.level": "read_committed", "slices": []}', "give isolation"),
-        ('{"version": 1, "isolation.level": "read_uncommitted", "slices": [{}]}', "is no plan"),
+        (
+            '{"version": 1, "isolation.level": "x", "slices": [], "crc": 223132457}',
+            "give isolation",
+        ),
+        ('{"version": 1, "isolation.level": "x", "slices": [{}], "crc": 3936877308}', "is no plan"),
     ],
 )
 def test_a_file_that_is_no_plan_is_an_error(tmp_path: Path, content: str | None, said: str) -> None:
@@ -87,6 +91,19 @@ def test_a_file_that_is_no_plan_is_an_error(tmp_path: Path, content: str | None,
     options = parse_options({"bootstrap.servers": "h:1", "snapshot": str(path)})
     with pytest.raises(ConfigError, match=said):
         plan(options)
+
+
+def test_a_plan_whose_file_was_damaged_is_an_error(tmp_path: Path) -> None:
+    """An end that is another number reads other records, and no batch can contradict it."""
+    path = tmp_path / "plan.json"
+    with tiered() as fake, take_snapshot(path, given(fake)):
+        sound = path.read_text()
+        for old, new in (('"end": 200', '"end": 190'), ('"start": 150', '"start": 151')):
+            assert old in sound
+            path.write_text(sound.replace(old, new))
+            options = {"bootstrap.servers": fake.bootstrap_servers, "snapshot": str(path)}
+            with pytest.raises(ConfigError, match="damaged"):
+                plan(parse_options(options))
 
 
 def test_a_snapshot_goes_with_no_option_that_it_would_not_obey(tmp_path: Path) -> None:

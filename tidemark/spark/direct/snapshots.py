@@ -15,6 +15,7 @@ import json
 import logging
 import os
 import threading
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -105,6 +106,7 @@ def write_snapshot(path: Path, slices: Sequence[OffsetRange], isolation_level: s
         "isolation.level": isolation_level,
         "slices": [_to_json(each) for each in slices],
     }
+    content["crc"] = _crc(content["slices"])
     temporary = path.with_name(f"{path.name}.tmp")
     temporary.unlink(missing_ok=True)
     temporary.touch(0o600, exist_ok=False)
@@ -121,17 +123,24 @@ def read_snapshot(path: str | Path, isolation_level: str) -> list[OffsetRange]:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
         if content["version"] != _VERSION:
             raise ConfigError(f"snapshot={path}: it has version {content['version']}, not 1")
+        if _crc(content["slices"]) != content["crc"]:
+            raise ConfigError(f"snapshot={path} is damaged: take it anew")
         isolation, slices = content["isolation.level"], [_from_json(s) for s in content["slices"]]
     except OSError as error:
         raise ConfigError(
             f"snapshot={path}: {error.strerror}; tidemark.spark.take_snapshot writes it, on the "
             "machine of the driver"
         ) from error
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ConfigError(f"snapshot={path} is no plan: {error!r}") from error
     if isolation != isolation_level:
         raise ConfigError(f"snapshot={path} is {isolation}: give isolation.level={isolation}")
     return slices
+
+
+def _crc(slices: Any) -> int:
+    """Of the numbers, however the file is laid out."""
+    return zlib.crc32(json.dumps(slices, sort_keys=True).encode())
 
 
 def _to_json(offsets: OffsetRange) -> dict[str, Any]:
