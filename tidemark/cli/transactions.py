@@ -289,7 +289,7 @@ def recover_sink(
     ],
 ) -> None:
     """End what a Spark job left open that does not come back: commit the batch that was decided,
-    abort the rest. A job that is at work is fenced.
+    abort the rest. No job of the sink may be at work: its batch would be aborted.
     """
     from tidemark.spark.sink.coordinators import with_coordinators
     from tidemark.spark.sink.core import recover

@@ -10,7 +10,7 @@ import pytest
 from tests.spark.sink.world import Cluster, Driver, Killed, Query
 from tidemark.errors import TidemarkError, UnsupportedVersionError
 from tidemark.spark.sink.core import abort_run, commit_batch, recover
-from tidemark.spark.sink.decision import Attempt, SinkError
+from tidemark.spark.sink.decision import Attempt, SinkError, to_pieces
 
 BATCHES, ROWS = 6, 5
 
@@ -149,3 +149,16 @@ def test_a_winner_that_somebody_else_aborted_is_told_as_lost() -> None:
 
     with pytest.raises(SinkError, match="batch 0 was decided, but somebody else ended"):
         asyncio.run(commit_batch(Interfered(query.cluster, Random(0), 0.0), wanted))
+
+
+def test_a_recovery_ends_all_else_though_a_winner_was_ended_by_somebody() -> None:
+    query = Query(Cluster(), Random(7), 0.0)
+    cluster = query.cluster
+    wanted, left = query.tasks(0, rows_of(0)), query.tasks(1, rows_of(1))
+    cluster.pieces = dict(enumerate(to_pieces(wanted)))
+    for each in (*wanted.winners, *left.winners):
+        cluster.transactions[each.transactional_id].state = "prepared"
+    cluster.transactions[wanted.winners[0].transactional_id].state = "aborted"
+    with pytest.raises(SinkError, match="lost, unless it was committed before"):
+        asyncio.run(recover(calm(query)))
+    assert not cluster.unended()

@@ -127,17 +127,24 @@ async def recover(coordinators: SinkCoordinators) -> tuple[Decision | None, int]
     """Ends all that a driver left behind which does not come back: commits the winners of the last
     decision, aborts the rest. Returns the decision, and the number of those aborted.
 
-    A driver that is at work is fenced, and its present batch fails. Raises errors of coordinators.
+    No driver may be at work: what it decides meanwhile would be aborted. Raises errors of
+    coordinators, and SinkError if a winner was ended by somebody else, when all others are ended.
     """
     await coordinators.fence()
     last = await coordinators.last_decision()
     winners: frozenset[Attempt] = frozenset()
+    lost: SinkError | None = None
     if last is not None:
-        await _commit_all(coordinators, last)
         winners = frozenset(last.winners)
+        try:
+            await _commit_all(coordinators, last)
+        except SinkError as error:
+            lost = error
     rest = [each.attempt for each in await coordinators.open_attempts()]
     rest = [each for each in rest if each not in winners]
     await _each(rest, lambda each: coordinators.end(each, committed=False))
+    if lost is not None:
+        raise lost
     return last, len(rest)
 
 
@@ -172,7 +179,8 @@ async def _commit_all(coordinators: SinkCoordinators, decided: Decision) -> None
     except _GONE as error:
         raise SinkError(
             f"batch {decided.batch} was decided, but somebody else ended one of its transactions"
-            f" ({error}): its records are lost. Write the batch again with another sinkId"
+            f" ({error}): its records are lost, unless it was committed before. Look which are"
+            " there, and go on with another sinkId"
         ) from error
 
 
