@@ -12,6 +12,7 @@ from tidemark.client import (
     AsyncProducer,
     ConsumerGroupMetadata,
     OffsetAndMetadata,
+    TransactionDescription,
     TransactionInDoubtError,
 )
 from tidemark.client.loop_thread import shared_loop
@@ -30,6 +31,7 @@ from tidemark.types import TopicPartition, random_uuid
 
 R = TypeVar("R")
 
+_AT_ONCE = 64  # calls of coordinators
 _DOUBTS = 3  # times that a commit without an answer is sent again
 _LOOKS = 3  # times that a decision is read whose coordinator may be none any more
 
@@ -112,9 +114,14 @@ class ClusterCoordinators:
     async def open_attempts(self) -> Sequence[OpenAttempt]:
         transactions = self._admin.transactions
         listed = await transactions.list(states=["Ongoing"], pattern=attempts_pattern(self._sink))
+        room = asyncio.Semaphore(_AT_ONCE)
+
+        async def describe(transactional_id: str) -> Mapping[str, TransactionDescription]:
+            async with room:
+                return await transactions.describe([transactional_id])
+
         described = await asyncio.gather(
-            *(transactions.describe([each.transactional_id]) for each in listed),
-            return_exceptions=True,
+            *(describe(each.transactional_id) for each in listed), return_exceptions=True
         )
         found: list[OpenAttempt] = []
         for answer in described:

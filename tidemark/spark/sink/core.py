@@ -4,7 +4,7 @@ Tasks leave their transactions open. The commit of a batch takes these steps:
 
 1. fence earlier drivers of the sink, which resolves a decision that they left half made
 2. read the last decision, and end its winners again: nothing decided stays open
-3. if it is of this batch, or of a later one: abort this run, and be done
+3. if it is of this batch: abort this run, and be done; if it is of a later one: fail
 4. prepare each winner, so that none times out any more
 5. decide: one record, in a transaction of the driver, names the batch and its winners
 6. commit the winners, and abort what other attempts left open
@@ -88,7 +88,7 @@ async def commit_batch(coordinators: SinkCoordinators, wanted: Decision) -> bool
     check_owner(last, wanted)
     if last is not None:
         await _commit_all(coordinators, last)
-        if last.batch >= wanted.batch:
+        if last.batch == wanted.batch:
             if last.run != wanted.run:
                 await _abort_all(coordinators, wanted.winners)
             await _sweep(coordinators, lambda each: each.batch <= last.batch)
