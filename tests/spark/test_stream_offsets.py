@@ -111,7 +111,25 @@ def test_a_limit_is_in_proportion() -> None:
     lags = {A0: 9_000, A1: 1_000, B0: 0}
     assert admitted(lags, 100) == {A0: 89, A1: 11, B0: 0}
     assert admitted(lags, None) == lags
-    assert admitted({A0: 5, A1: 9, B0: 5}, 1) == {A0: 0, A1: 1, B0: 0}
+    assert admitted({A0: 5, A1: 9, B0: 5}, 1, turn=4) == {A0: 0, A1: 1, B0: 0}
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+def test_a_limit_below_the_number_of_partitions_starves_none(limit: int) -> None:
+    """Two of them get more than batches read, and lag more than the third at any time."""
+    ends = {A0: LogEnds(ONE, 0, 10**6, 0), A1: LogEnds(ONE, 0, 10**6, 0), B0: LogEnds(TWO, 0, 9, 0)}
+    start = begin_at(dict.fromkeys(ends, 0), ends)
+    for _ in range(9 * 3):
+        start = dict(limited(start, end_of_log(start, ends, fail_on_data_loss=True), limit))
+    assert start[B0].offset == 9
+    assert sum(place.offset for place in start.values()) == 9 * 3 * limit
+
+
+def test_available_now_never_goes_back() -> None:
+    """The ends that the query found when it began may be below what it has read before."""
+    start = {A0: StreamPlace(ONE, 100, 0)}
+    end, target = {A0: StreamPlace(ONE, 120, 0)}, {A0: StreamPlace(ONE, 90, 0)}
+    assert limited(start, at_most(start, end, target), None) == start
 
 
 def test_a_batch_reads_from_start_to_end_of_the_planned_topic_and_epoch() -> None:

@@ -96,18 +96,21 @@ def from_json(stored: Mapping[str, Any]) -> dict[TopicPartition, StreamPlace]:
 # Admission.
 
 
-def admitted(lags: Mapping[TopicPartition, int], limit: int | None) -> dict[TopicPartition, int]:
+def admitted(
+    lags: Mapping[TopicPartition, int], limit: int | None, turn: int = 0
+) -> dict[TopicPartition, int]:
     """How many offsets of each partition the next batch reads: `limit` in all, split by lag.
 
-    Each partition that lags gets one at least, if the limit has so many; otherwise those get one
-    that lag most.
+    Each partition that lags gets one at least, if the limit has so many. Otherwise one after the
+    other gets one, from that of the `turn` on.
     """
     total = sum(lags.values())
     if limit is None or total <= limit:
         return dict(lags)
-    behind = sorted((tp for tp, lag in lags.items() if lag), key=lambda tp: (-lags[tp], tp))
+    behind = sorted(tp for tp, lag in lags.items() if lag)
+    first = turn % len(behind)
     found = dict.fromkeys(lags, 0)
-    for tp in behind[:limit]:
+    for tp in [*behind[first:], *behind[:first]][:limit]:
         found[tp] = 1
     spare, rest = limit - min(limit, len(behind)), total - len(behind)
     if spare:
@@ -215,7 +218,8 @@ def lags_between(start: StreamOffset, end: StreamOffset) -> dict[TopicPartition,
 
 def limited(start: StreamOffset, end: StreamOffset, limit: int | None) -> StreamOffset:
     """`end`, moved towards `start` so that `limit` offsets are between."""
-    return _moved(start, end, admitted(lags_between(start, end), limit))
+    turn = sum(place.offset for place in start.values())  # each batch moves it by the limit
+    return _moved(start, end, admitted(lags_between(start, end), limit, turn))
 
 
 def limited_by_bytes(
@@ -258,7 +262,8 @@ def at_most(start: StreamOffset, end: StreamOffset, target: StreamOffset) -> Str
     for tp, place in end.items():
         last = target.get(tp)
         if last is not None and last.topic_id == place.topic_id:
-            found[tp] = replace(place, offset=min(place.offset, last.offset))
+            offset = min(place.offset, max(last.offset, _begin(start, tp, place)))
+            found[tp] = replace(place, offset=offset)  # never back, though ends may have been
     return found
 
 
