@@ -84,6 +84,7 @@ def test_assign_names_partitions() -> None:
         ({"endingOffsets": '{"a":{"0":-3}}'}, "-3 is no offset"),
         ({"failOnDataLoss": "yes"}, "not true or false"),
         ({"minPartitions": "0"}, "below 1"),
+        ({"leaseMs": "9" * 19}, "no number of 64 bits"),
         ({"maxRecordsPerPartition": "many"}, "not a whole number"),
         ({"isolation.level": "dirty"}, "is none of read_uncommitted"),
         ({"assign": '{"a":[0]}'}, "exactly one of the options subscribe"),

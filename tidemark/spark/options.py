@@ -386,4 +386,6 @@ def _integer(given: Mapping[str, str], name: str, default: int | None, least: in
         raise ConfigError(f"{name}={given[name]!r} is not a whole number") from None
     if value < least:
         raise ConfigError(f"{name}={value} is below {least}")
+    if value >= 1 << 63:
+        raise ConfigError(f"{name}={value} is no number of 64 bits")
     return value
