@@ -97,6 +97,14 @@ def test_all_columns_of_a_batch_arrive_once(spark: Any, servers: str) -> None:
     assert not open_ids(servers)
 
 
+def test_a_topic_that_does_not_exist_is_told_before_tasks_run(spark: Any, servers: str) -> None:
+    rows = spark.range(3).selectExpr("cast(id as string) as value")
+    with pytest.raises(Exception, match="topic 'nope' is unknown"):
+        write(rows, servers, topic="nope")
+    with pytest.raises(Exception, match="written by coordinators alone"):
+        write(rows, servers, topic="__consumer_offsets")
+
+
 def test_a_batch_job_that_is_repeated_writes_once(spark: Any, servers: str) -> None:
     create(servers, "again")
     job = {"topic": "again", "sinkId": "job"}

@@ -13,6 +13,7 @@ from typing import Any
 
 from tidemark.errors import ConfigError
 from tidemark.spark.sink.decision import sink_name
+from tidemark.types import COORDINATOR_TOPICS
 
 _PRODUCER: Mapping[str, type] = {
     "acks": str,
@@ -72,6 +73,8 @@ def parse_sink_options(options: Mapping[str, str], *, is_stream: bool) -> SinkOp
         )
     if "topic" in given and not given["topic"]:
         raise ConfigError("topic is empty: leave it out if the rows have a column topic")
+    if given.get("topic") in COORDINATOR_TOPICS:
+        raise ConfigError(f"topic={given['topic']}: it is written by coordinators alone")
     batch_id = _number(given, "batchId", int) if "batchId" in given else None
     timeout_ms = _TIMEOUT_MS
     if "transaction.timeout.ms" in given:

@@ -13,7 +13,9 @@ def writer_class(load: Callable[[Any], Any]) -> type[Any]:
     class PortableWriter(DataSourceArrowWriter):  # type: ignore[misc]
         def __init__(self, options: Any, schema: Any, overwrite: bool) -> None:
             self.options, self.schema, self.overwrite = options, schema, overwrite
-            self.run = load(options).writer(schema, overwrite).run
+            found = load(options).writer(schema, overwrite)
+            found.check()
+            self.run = found.run
 
         def inner(self) -> Any:
             found = load(self.options).writer(self.schema, self.overwrite)
@@ -43,7 +45,9 @@ def stream_writer_class(load: Callable[[Any], Any]) -> type[Any]:
     class PortableStreamWriter(base):  # type: ignore[misc]
         def __init__(self, options: Any, schema: Any, overwrite: bool) -> None:
             self.options, self.schema, self.overwrite = options, schema, overwrite
-            self.run = load(options).streamWriter(schema, overwrite).run
+            found = load(options).streamWriter(schema, overwrite)
+            found.check()
+            self.run = found.run
 
         def inner(self) -> Any:
             found = load(self.options).streamWriter(self.schema, self.overwrite)

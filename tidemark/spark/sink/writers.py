@@ -91,6 +91,12 @@ class TidemarkWriter(DataSourceArrowWriter):  # type: ignore[misc]
         self._options = options
         self.run = uuid.uuid4().hex
 
+    def check(self) -> None:
+        """Asks for the topic, before tasks wait for it. Raises UnknownTopicOrPartitionError soon,
+        and the client's errors if the cluster can not be reached.
+        """
+        _check_topic(self._options)
+
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         """Sends the rows of a partition; runs in a task. Raises the producer's errors."""
         sink_id = self._options.sink_id or self.run
@@ -118,6 +124,10 @@ class TidemarkStreamWriter(STREAM_WRITER):  # type: ignore[misc]
         self._schema = schema
         self.run = uuid.uuid4().hex
 
+    def check(self) -> None:
+        """As that of `TidemarkWriter`."""
+        _check_topic(self._options)
+
     def write(self, iterator: Iterator[Any]) -> Written:
         """Sends the rows of a partition; runs in a task. Raises the producer's errors."""
         query, batch = _of_task(_QUERY), _of_task(_BATCH)
@@ -140,6 +150,17 @@ class TidemarkStreamWriter(STREAM_WRITER):  # type: ignore[misc]
         with in_one_line():
             if self._options.exactly_once and first is not None:
                 _abort(self._options, first.sink_id, batchId, first.run, messages)
+
+
+def _check_topic(options: SinkOptions) -> None:
+    from tidemark.spark.lookups import Lookups
+    from tidemark.spark.options import parse_options
+
+    if options.topic is None:
+        return
+    asked = parse_options({"bootstrap.servers": options.bootstrap_servers, "subscribe": "-"})
+    with in_one_line(), Lookups(asked) as lookups:
+        lookups.topics([options.topic])
 
 
 def _of_task(name: str) -> str:
