@@ -14,19 +14,20 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
 from tidemark.errors import InvalidRequestError, PolicyViolationError
 from tidemark.types import TopicIdPartition
-from tiering.errors import RemoteStorageError
+from tiering.errors import RemoteReadBusyError, RemoteStorageError
 from tiering.metadata.segments import RemoteLogSegmentMetadata
 from tiering.store.direct import DirectStore
 from tiering.store.manager import RemoteStorageManager
 
 LEASES_MAX = 64
 _ID_MAX = 128
+_WRITES_MAX = 64  # of one partition that wait for a store that is slow, or hangs
 
 Run = Callable[[Callable[[], Any]], Awaitable[Any]]
 
@@ -114,6 +115,7 @@ class Leases:
         self._now_ms = now_ms
         self._max_ms = max_ms
         self._locks: defaultdict[TopicIdPartition, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._writes: Counter[TopicIdPartition] = Counter()
 
     async def hold(
         self, partition: TopicIdPartition, lease_id: str, start: int, end: int, lease_ms: int
@@ -123,7 +125,8 @@ class Leases:
         Returns the time granted in ms, which is 0 for a store without leases. A write that began
         ends before the next one, also for a caller that is cancelled.
 
-        Raises InvalidRequestError, PolicyViolationError, and the errors of the store.
+        Raises InvalidRequestError, PolicyViolationError, RemoteReadBusyError if too many wait, and
+        the errors of the store.
         """
         if not 0 < len(lease_id) <= _ID_MAX or not 0 <= start <= end or lease_ms < 0:
             raise InvalidRequestError(
@@ -132,11 +135,21 @@ class Leases:
         store, granted_ms = self._store, min(lease_ms, self._max_ms)
         if store is None:
             return 0
+        if self._writes[partition] == _WRITES_MAX:
+            raise RemoteReadBusyError(f"{_WRITES_MAX} leases of the partition wait for the store")
+        self._writes[partition] += 1
         lease = Lease(lease_id, start, end, granted_ms)
         writing = asyncio.ensure_future(self._write(store, partition, lease))
-        writing.add_done_callback(lambda done: done.cancelled() or done.exception())
+        writing.add_done_callback(lambda done: self._written(partition, done))
         await asyncio.shield(writing)
         return granted_ms
+
+    def _written(self, partition: TopicIdPartition, done: asyncio.Future[None]) -> None:
+        self._writes[partition] -= 1
+        if not self._writes[partition]:
+            del self._writes[partition]
+        if not done.cancelled():
+            done.exception()  # the caller may be gone
 
     async def _write(self, store: DirectStore, partition: TopicIdPartition, lease: Lease) -> None:
         """Writes a lease whose `until_ms` is the time from now on."""
