@@ -55,6 +55,10 @@ def test_the_text_goes_both_ways_through_json_and_has_one_form() -> None:
             "version": 1,
             "topics": {"a": {"id": "x", "partitions": {"0": {"offset": 1, "epoch": 0}}}},
         },
+        {
+            "version": 1,
+            "topics": {"a": {"id": str(ONE), "partitions": {"0": {"offset": -1, "epoch": 0}}}},
+        },
         {"version": 1, "topics": {"a": 5}},
         {"a": {"0": 5}},
     ],

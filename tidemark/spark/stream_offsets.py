@@ -85,6 +85,8 @@ def from_json(stored: Mapping[str, Any]) -> dict[TopicPartition, StreamPlace]:
                     int(one["epoch"]),
                     None if first is None else int(first),
                 )
+        if any(place.offset < 0 for place in found.values()):
+            raise ValueError("an offset below zero")
         return found
     except (KeyError, ValueError, TypeError, AttributeError) as error:
         raise ConfigError(
