@@ -16,9 +16,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from uuid import UUID
+
+from prometheus_client.metrics_core import Metric
 
 from commitlog.disk.log_directory import LogDirectory
 from commitlog.disk.reserve import Reserve
@@ -27,6 +30,8 @@ from node.coordination.coordinators import Coordinators
 from node.membership.directory_assignments import DirectoryAssignments
 from node.membership.identity import BrokerIdentity
 from node.membership.lifecycle import BrokerLifecycle
+from node.metrics.families import of_kafka
+from node.metrics.sources import of_memory, of_partitions, of_topics, restart_harms
 from node.partition.cluster_view import ClusterView
 from node.partition.registry import PartitionRegistry
 from node.quotas.clients import ClientQuotas
@@ -249,6 +254,34 @@ class BrokerServer:
     def is_ready(self) -> bool:
         """Whether the controller has unfenced this broker."""
         return self.lifecycle.unfenced.is_set()
+
+    @property
+    def is_started(self) -> bool:
+        """Whether logs are open and recovered."""
+        return self._logs_open
+
+    def families(self, wall_ms: int) -> Iterator[Metric]:
+        """Metrics of the partitions, the memory and the tier of this broker."""
+        hosted = list(self.partitions)
+        yield from of_partitions(hosted, self.partitions.offline)
+        yield from of_topics(hosted)
+        yield from of_memory(self._listeners.requests, self._listeners.answers)
+        if self._tier is not None:
+            bean = "kafka.log.remote:type=RemoteLogManager (KIP-405, KIP-963)"
+            yield from of_kafka("remote", bean, self._tier.report(wall_ms))
+
+    def directories(self) -> dict[str, bool]:
+        """Whether a log directory serves, by path."""
+        return {str(each.path): each.is_online for each in self._logs.directories}
+
+    def restart_harms(self) -> list[str]:
+        """The partitions that could not be written to while this broker is down."""
+        image = self._loader.image
+        return restart_harms(
+            image,
+            self._config.node_id,
+            lambda topic: self._cluster.topic_config(topic, image).min_insync_replicas,
+        )
 
     def _topic_config(self, topic: str) -> TopicConfig | None:
         """Settings of a topic whose log is being opened; None if the image has no such topic."""

@@ -13,12 +13,19 @@ import gc
 import logging
 import signal
 import sys
+from collections.abc import Iterator, Mapping
+
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
 
 from commitlog.disk.files import Directory
 from commitlog.disk.reserve import Reserve
 from node.broker import BrokerServer
+from node.metrics.exposition import Exposition
+from node.metrics.families import gauge, of_kafka
+from node.metrics.sources import of_loop
 from node.runtime.clock import Clock
-from node.runtime.loop_lag import LoopWatch
+from node.runtime.loop_lag import LoopLag, LoopWatch
 from node.runtime.storage import NodeStorage, open_storage
 from node.runtime.tasks import cancel_all, every, spawn
 from quorum.replica.loader import MetadataLoader
@@ -27,6 +34,7 @@ from quorum.services.controller_server import ControllerServer
 from tidemark.config import ServerConfig
 from tidemark.errors import FatalError, TidemarkError
 from tidemark.surroundings import surroundings
+from tidemark.types import Endpoint
 
 logger = logging.getLogger(__name__)
 
@@ -40,8 +48,14 @@ default thresholds (700, 10, 10) a busy controller spends a sixth of its time co
 class Server:
     """One node. Call `start`, then `run_until_stopped` or `stop`."""
 
-    def __init__(self, config: ServerConfig, *, clock: Clock | None = None) -> None:
+    def __init__(
+        self, config: ServerConfig, *, clock: Clock | None = None, lag: LoopLag | None = None
+    ) -> None:
+        """`lag` is that of the event loop, for the metrics."""
         self.config = config
+        self._lag = lag
+        self._exposition: Exposition | None = None
+        self.metrics_endpoint: Endpoint | None = None
         self._clock = clock or Clock()
         self._storage: NodeStorage | None = None
         self._keeper: asyncio.Task[None] | None = None
@@ -72,6 +86,11 @@ class Server:
 
     async def _start(self, storage: NodeStorage) -> None:
         config = self.config
+        if config.prometheus_listener:
+            self._exposition = Exposition(self)
+            wanted = Endpoint.parse(config.prometheus_listener)
+            self.metrics_endpoint = await self._exposition.start(wanted)
+            logger.info("metrics and probes are at http://%s", self.metrics_endpoint.address)
         directory, directory_id = storage.metadata(config)
         reserve = await self._reserve(directory)
         self.raft = RaftServer(
@@ -126,6 +145,41 @@ class Server:
         """Whether the node serves its roles; a broker must be registered and unfenced."""
         return self.broker is None or self.broker.is_ready
 
+    @property
+    def is_started(self) -> bool:
+        """Whether the metadata log is open, and those of a broker."""
+        if self.config.is_broker:
+            return self.broker is not None and self.broker.is_started
+        return self.raft is not None
+
+    def families(self) -> Iterator[Metric]:
+        """All metrics of the parts that run."""
+        roles, own = ",".join(self.config.process_roles), str(self.config.node_id)
+        info = GaugeMetricFamily("tidemark_node_info", "1", labels=["node_id", "roles"])
+        info.add_metric([own, roles], 1)
+        yield info
+        yield gauge("node_ready", "1: the node serves its roles", self.is_ready)
+        if self._lag is not None:
+            yield from of_loop(self._lag)
+        if self.raft is not None:
+            yield from of_kafka("raft", "kafka.server:type=raft-metrics", self.raft.metrics())
+        if self.controller is not None:
+            bean = "kafka.controller:type=KafkaController and ControllerEventManager"
+            metrics = self.controller.metrics(self._clock.wall_ms())
+            yield from of_kafka("controller", bean, metrics)
+        if self.broker is not None:
+            yield from self.broker.families(self._clock.wall_ms())
+
+    def directories(self) -> Mapping[str, bool]:
+        """Whether a log directory serves, by path."""
+        if self.broker is not None:
+            return self.broker.directories()
+        return {self.config.metadata_directory: self.raft is not None}
+
+    def restart_harms(self) -> list[str]:
+        """The partitions that could not be written to while this node is down."""
+        return [] if self.broker is None else self.broker.restart_harms()
+
     async def wait_until_ready(self) -> None:
         """Returns when the broker is unfenced; on a node without a broker, at once. Raises the
         fatal error if one comes first."""
@@ -169,6 +223,9 @@ class Server:
 
     async def _shut_down(self, clean: bool = False) -> None:
         await cancel_all(self._keeper)
+        if self._exposition is not None:
+            await self._exposition.stop()
+            self._exposition = None
         if self.broker is not None:
             await self.broker.stop(clean=clean)
             self.broker = None
@@ -186,8 +243,8 @@ class Server:
 
 
 async def _serve(config: ServerConfig) -> None:
-    server = Server(config)
     watch = LoopWatch(config.event_loop_stall_ms)
+    server = Server(config, lag=watch.lag)
     watch.start()
     try:
         await server.start()

@@ -42,6 +42,17 @@ class PendingAck(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
+class Traffic:
+    """Bytes of batches, and records, since the replica came here."""
+
+    bytes_in: int = 0
+    bytes_out: int = 0
+    records_in: int = 0
+    replication_bytes_in: int = 0
+    replication_bytes_out: int = 0
+
+
+@dataclass(slots=True, eq=False)
 class HostedPartition:
     """One replica of this node. While `offline` has a reason, the log is unusable and every request
     fails with it."""
@@ -65,6 +76,7 @@ class HostedPartition:
     flush_acks: list[PendingAck] = field(default_factory=list)  # with acks=1
     confirmed_epoch: int = -1  # a follower's: the last one whose leader found no divergence
     reported_start: int = 0  # the log start at the last `start_moved`
+    traffic: Traffic = field(default_factory=Traffic)
     _nudged_base: int = 0
 
     @property

@@ -50,6 +50,7 @@ def append(
             end_offset=answer.next_offset or None,
         )
         appended = info.size_bytes
+        hosted.traffic.replication_bytes_in += appended
     core = hosted.core
     core.log_end_offset = hosted.log.log_end_offset
     hosted.leader_committed(answer.high_watermark)

@@ -243,6 +243,10 @@ class FetchHandler:
             else:
                 context.look_again(item)  # the first batch needs more room than is left
             found.size_bytes += len(result.records)
+            if replica is None:
+                hosted.traffic.bytes_out += len(result.records)
+            else:
+                hosted.traffic.replication_bytes_out += len(result.records)
             if throttle is not None:
                 throttle.record(len(result.records), self._clock.mono_ms() / 1000)
         elif item.fetch_offset < limit:
@@ -374,6 +378,7 @@ class FetchHandler:
             answer.next_offset = outcome.next_offset
             answer.aborted_transactions = outcome.aborted
             found.size_bytes += len(outcome.records)
+            hosted.traffic.bytes_out += len(outcome.records)
 
     async def _name_aborted(self, found: _Found) -> None:
         """Names the aborted transactions of records whose transaction index is checked first, in

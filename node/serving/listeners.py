@@ -72,6 +72,8 @@ class BrokerListeners:
         self._admin = admin
         self._health = Health(_SERVICES)
         self._services: list[LogService] = []
+        self.requests: list[RequestMemory] = []  # of each listener
+        self.answers: list[AnswerMemory] = []
         self._servers: list[grpc.aio.Server] = []
 
     async def start(self) -> None:
@@ -93,11 +95,13 @@ class BrokerListeners:
 
     def _log_service(self, listener: str) -> LogService:
         admin, config = self._admin, self._admin.config
+        self.requests.append(RequestMemory(config.queued_max_request_bytes))
+        self.answers.append(AnswerMemory(config.queued_max_response_bytes))
         return LogService(
             self._handlers,
             admin.images,
-            RequestMemory(config.queued_max_request_bytes),
-            AnswerMemory(config.queued_max_response_bytes),
+            self.requests[-1],
+            self.answers[-1],
             admin.cluster_id,
             lambda: admin.quorum.leader_and_epoch.leader_id,
             listener,

@@ -333,6 +333,8 @@ class ProduceHandler:
         if item.plain_records:
             records = to_batch(item, now_ms)
         info = hosted.log.append_as_leader(records, core.leader_epoch, now_ms, verified=verified)
+        hosted.traffic.bytes_in += len(records)
+        hosted.traffic.records_in += info.last_offset - info.first_offset + 1
         result.base_offset = info.first_offset
         result.log_append_time_ms = info.log_append_time_ms
         result.log_start_offset = hosted.log.log_start_offset

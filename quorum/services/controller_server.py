@@ -92,6 +92,10 @@ class ControllerServer:
     def is_active(self) -> bool:
         return self.controller.is_active
 
+    def metrics(self, wall_ms: int) -> dict[str, int | float]:
+        """See `QuorumController.metrics`."""
+        return self.controller.metrics(wall_ms)
+
     async def start(self) -> None:
         """Binds the listener and serves; raises FatalError if the address is not available."""
         listeners = self._config.listener_endpoints()

@@ -22,7 +22,10 @@ from tidemark.cli.output import BOOTSTRAP_VARIABLE, reason_of
 from tidemark.errors import TidemarkError
 
 # Modules of the extra `server`; commands that run a node, or read its files, need them.
-_OF_A_NODE = {"grpc_health", "grpc_health.v1", "grpc_reflection", "immutables", "minio"}
+_OF_A_NODE = {
+    *("grpc_health", "grpc_health.v1", "grpc_reflection"),
+    *("immutables", "minio", "prometheus_client"),
+}
 
 
 _GROUPS = (

@@ -230,10 +230,10 @@ class ServerConfig:
         at_least=0,
     )
     event_loop_stall_ms: int = setting(
-        1_000,
-        doc="the log names the place where the event loop stood this long; 50 to look for long"
-        " turns, 0: never",
-        at_least=0,
+        1_000, doc="the log names where the event loop stood this long; 0: never", at_least=0
+    )
+    prometheus_listener: str = setting(
+        "", doc="host:port of metrics and probes over HTTP; empty: none", matching=r"|.*:[0-9]{1,5}"
     )
     num_replica_alter_log_dirs_threads: int = setting(
         0, doc="replicas moved between directories at once; 0: one for each of log.dirs", at_least=0
