@@ -88,8 +88,7 @@ class Server:
         config = self.config
         if config.prometheus_listener:
             self._exposition = Exposition(self)
-            wanted = Endpoint.parse(config.prometheus_listener)
-            self.metrics_endpoint = await self._exposition.start(wanted)
+            self.metrics_endpoint = await self._exposition.start(config.prometheus_listener)
             logger.info("metrics and probes are at http://%s", self.metrics_endpoint.address)
         directory, directory_id = storage.metadata(config)
         reserve = await self._reserve(directory)

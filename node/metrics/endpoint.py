@@ -45,7 +45,7 @@ class HttpEndpoint:
             self._server = await asyncio.start_server(
                 self._serve, wanted.host or None, wanted.port, limit=_HEAD_BYTES_MAX
             )
-        except OSError as error:
+        except (OSError, OverflowError) as error:
             raise FatalError(
                 f"prometheus.listener: can not listen on {wanted.address}: {error}"
             ) from error

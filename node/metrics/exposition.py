@@ -55,9 +55,12 @@ class Exposition:
         ProcessCollector(registry=self._registry)
         self._endpoint = HttpEndpoint(self.answer)
 
-    async def start(self, wanted: Endpoint) -> Endpoint:
-        """Listens; returns the endpoint with its port. Raises FatalError."""
-        return await self._endpoint.start(wanted)
+    async def start(self, listener: str) -> Endpoint:
+        """Listens at host:port, without a host on every interface; returns the endpoint with its
+        port. Raises FatalError.
+        """
+        host, _, port = listener.rpartition(":")
+        return await self._endpoint.start(Endpoint(host.strip("[]"), int(port)))
 
     async def stop(self) -> None:
         await self._endpoint.stop()

@@ -6,6 +6,7 @@ impossible values are refused with a reason.
 
 from __future__ import annotations
 
+import re
 import subprocess
 from functools import cache
 from pathlib import Path
@@ -15,6 +16,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from tests.node.metrics.test_exposition import documented
 from tests.tools import tool
 from tidemark.config import parse_server_config
 from tidemark.config.properties import parse_properties
@@ -47,8 +49,10 @@ VALUE_SETS: dict[str, dict[str, str]] = {
         "scheduling.zoneSpread.whenUnsatisfiable": "DoNotSchedule",
     },
     "tier": S3 | {"remoteStorage.region": "eu-1", "remoteStorage.keyPrefix": "blue"},
+    "no-metrics": {"metrics.enabled": "false"},
     "network-policy-and-zone": {
         "networkPolicy.enabled": "true",
+        "networkPolicy.metricsFrom[0].namespaceSelector.matchLabels.team": "watch",
         "networkPolicy.brokerFrom[0].namespaceSelector.matchLabels.team": "data",
         "broker.rack.mode": "zone",
         "image.pullSecrets[0].name": "pull",
@@ -129,6 +133,42 @@ def test_pods_are_not_root_and_can_write_only_their_volumes(name: str) -> None:
             assert security["readOnlyRootFilesystem"] is True
             assert security["allowPrivilegeEscalation"] is False
             assert security["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_metrics_are_served_and_scraped_at_one_port() -> None:
+    for role in ("controller", "broker"):
+        assert rendered_properties("defaults", role)["prometheus.listener"] == ":9404"
+        ports = {
+            port["name"]: port["containerPort"] for port in container("defaults", role)["ports"]
+        }
+        assert ports["metrics"] == 9404
+        assert "prometheus.listener" not in rendered_properties("no-metrics", role)
+        assert [port["name"] for port in container("no-metrics", role)["ports"]] == ["grpc"]
+    for policy in by_kind("network-policy-and-zone", "NetworkPolicy").values():
+        (scrapes,) = (one for one in policy["spec"]["ingress"] if one["ports"][0]["port"] == 9404)
+        assert scrapes["from"] == [{"namespaceSelector": {"matchLabels": {"team": "watch"}}}]
+
+
+def test_the_prometheus_operator_gets_a_monitor_and_rules_where_asked() -> None:
+    values = {
+        "metrics.podMonitor.enabled": "true",
+        "metrics.podMonitor.labels.release": "watch",
+        "metrics.prometheusRule.enabled": "true",
+    }
+    done = run_helm("template blue", values)
+    assert done.returncode == 0, done.stderr
+    found = {m["kind"]: m for m in yaml.safe_load_all(done.stdout) if m}
+    monitor, rules = found["PodMonitor"], found["PrometheusRule"]
+    assert monitor["metadata"]["labels"]["release"] == "watch"
+    assert monitor["spec"]["podMetricsEndpoints"][0]["port"] == "metrics"
+    selected = monitor["spec"]["selector"]["matchLabels"].items()
+    for stateful_set in (m for m in yaml.safe_load_all(done.stdout) if m["kind"] == "StatefulSet"):
+        assert selected <= stateful_set["spec"]["template"]["metadata"]["labels"].items()
+    (group,) = rules["spec"]["groups"]
+    names = set(documented()) | {"tidemark_event_loop_lag_seconds_bucket"}
+    for rule in group["rules"]:
+        used = {n.removesuffix("_total") for n in re.findall(r"tidemark_\w+", rule["expr"])}
+        assert used and used <= names, rule["alert"]
 
 
 @pytest.mark.parametrize(("replicas", "away"), [("3", 1), ("5", 2), ("7", 3)])
@@ -246,6 +286,12 @@ def test_internal_topics_have_as_many_replicas_as_there_are_brokers(
         ({"brokr.replicas": "3"}, "brokr"),
         ({"broker.persistence.size": "plenty"}, "size"),
         ({"clusterId": "short"}, "clusterId"),
+        ({"metrics.port": "9092"}, "in use by the nodes' own listeners"),
+        (
+            {"metrics.enabled": "false", "metrics.podMonitor.enabled": "true"},
+            "need metrics.enabled",
+        ),
+        ({r"config.prometheus\.listener": "x:1"}, "set by the chart"),
     ],
 )
 def test_impossible_values_are_refused_with_a_reason(values: dict[str, str], said: str) -> None:

@@ -68,6 +68,9 @@ controller.listener.names=CONTROLLER
 controller.quorum.voters={{ include "tidemark.voters" .root }}
 listeners={{ if eq .role "controller" }}CONTROLLER{{ else }}PLAINTEXT{{ end }}://:{{ $own.port }}
 log.dirs=/var/lib/tidemark/data
+{{- if $values.metrics.enabled }}
+prometheus.listener=:{{ int $values.metrics.port }}
+{{- end }}
 {{- $settings := mustMergeOverwrite (deepCopy $values.config) (deepCopy $own.config) }}
 {{- if eq .role "broker" }}
 {{- range $key, $most := dict "offsets.topic.replication.factor" 3 "transaction.state.log.replication.factor" 3 "transaction.state.log.min.isr" 2 }}
@@ -103,5 +106,18 @@ rsm.config.key.prefix={{ .keyPrefix }}
 {{- printf "%d" (int64 .) -}}
 {{- else -}}
 {{- . -}}
+{{- end -}}
+{{- end -}}
+
+{{/* An item of a network policy's ingress that lets scrapes in. */}}
+{{- define "tidemark.metricsIngress" -}}
+{{- if .Values.metrics.enabled -}}
+- ports:
+    - port: {{ int .Values.metrics.port }}
+      protocol: TCP
+  {{- with .Values.networkPolicy.metricsFrom }}
+  from:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
 {{- end -}}
 {{- end -}}
