@@ -8,6 +8,8 @@ From the bottom up; a room imports only from rooms below it:
     replication  hosts what the metadata assigns, keeps ISRs, fetches from leaders
     upkeep       periodic work: retention, checkpoints, cleaning, moves between directories
     serving      the answers of a listener
+    coordination groups and transactions: the coordinators on this node
+    metrics      metrics for Prometheus, and probes, over HTTP
     broker       one broker, put together
     server       one node: controller, broker, or both
 
