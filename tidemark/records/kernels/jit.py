@@ -4,6 +4,8 @@ A kernel has one explicit signature. It is compiled (or loaded from the cache) w
 imported, and never again because an argument came from `bytes` instead of `bytearray`. The cache is
 where numba puts it: NUMBA_CACHE_DIR, else `__pycache__` beside the file, else the user's cache
 directory. If none can be written, a kernel is compiled in memory: slower to start, never an error.
+A cache elsewhere begins as a copy of what was compiled beside the file, at installation: numba by
+itself takes nothing from a directory that it can not write to, as in a container.
 
 numba reuses a cached kernel while the kernel's own file is unchanged. Here the files of its helpers
 and the values of its constants must be unchanged too.
@@ -11,6 +13,10 @@ and the values of its constants must be unchanged too.
 
 from __future__ import annotations
 
+import contextlib
+import glob
+import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -53,10 +59,25 @@ def _compiled(function: F, signature: Any, cache: bool) -> F:
     file = getattr(getattr(compiled, "_cache", None), "_cache_file", None)
     if file is not None:
         file._source_stamp = (file._source_stamp, _stamps_of_inputs(function))
+        with contextlib.suppress(OSError):
+            _take_over(Path(function.__code__.co_filename).parent / "__pycache__", file)
     compiled.compile(signature)
     compiled.disable_compile()
     dispatcher: F = compiled
     return dispatcher
+
+
+def _take_over(installed: Path, file: Any) -> None:
+    """Copies a kernel's files from where they were installed, unless the cache has some."""
+    cache, index = Path(file._cache_path), str(file._index_name)
+    if cache == installed or (cache / index).exists():
+        return
+    cache.mkdir(parents=True, exist_ok=True)
+    # In this order the index, which names the others, comes last.
+    for found in sorted(installed.glob(f"{glob.escape(index.removesuffix('nbi'))}*nb[ci]")):
+        partial = cache / f"{found.name}.{os.getpid()}"
+        shutil.copyfile(found, partial)
+        partial.replace(cache / found.name)
 
 
 def _stamps_of_inputs(function: Any) -> tuple[tuple[Any, ...], ...]:
