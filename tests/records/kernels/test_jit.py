@@ -44,7 +44,7 @@ print(json.dumps(kernels))
 
 
 def misses(**environ: str) -> dict[str, int]:
-    """What a process of its own compiles, by kernel."""
+    """Runs a process of its own; returns how often it compiled each kernel."""
     env = {key: value for key, value in os.environ.items() if not key.startswith("NUMBA_")}
     done = subprocess.run(
         [sys.executable, "-c", MISSES], env=env | environ, capture_output=True, text=True

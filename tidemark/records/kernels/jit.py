@@ -4,8 +4,8 @@ A kernel has one explicit signature. It is compiled (or loaded from the cache) w
 imported, and never again because an argument came from `bytes` instead of `bytearray`. The cache is
 where numba puts it: NUMBA_CACHE_DIR, else `__pycache__` beside the file, else the user's cache
 directory. If none can be written, a kernel is compiled in memory: slower to start, never an error.
-A cache elsewhere begins as a copy of what was compiled beside the file, at installation: numba by
-itself takes nothing from a directory that it can not write to, as in a container.
+A cache elsewhere begins as a copy of the one beside the file, which installation makes. By itself
+numba takes nothing from a directory that it can not write to, as in a container.
 
 numba reuses a cached kernel while the kernel's own file is unchanged. Here the files of its helpers
 and the values of its constants must be unchanged too.
