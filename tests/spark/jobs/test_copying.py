@@ -90,7 +90,7 @@ def test_a_rate_bounds_the_batches() -> None:
 def test_other_masters_than_local_ones_go_through_spark_submit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The driver's environment names this Python, and stops it from being submitted again."""
+    """The driver's program says that it was submitted: its environment may be another one."""
     said: dict[str, Any] = {}
 
     class Done:
@@ -102,15 +102,19 @@ def test_other_masters_than_local_ones_go_through_spark_submit(
         return Done()
 
     monkeypatch.setenv("SPARK_HOME", "/opt/spark")
-    monkeypatch.delenv("TIDEMARK_SPARK_SUBMITTED", raising=False)
+    monkeypatch.setenv("TIDEMARK_SPARK_SUBMITTED", "")
     monkeypatch.setattr(sessions.subprocess, "run", run)
     assert not sessions.needs_submit("local[4]") and sessions.needs_submit("spark://h:7077")
     settings = {"spark.executor.memory": "4g"}
     assert sessions.submit("spark://h:7077", settings, ["spark", "run"]) == 3
     command = said["command"]
     assert command[:3] == ["/opt/spark/bin/spark-submit", "--master", "spark://h:7077"]
-    assert command[3:5] == ["--conf", "spark.executor.memory=4g"]
-    assert command[6:] == ["spark", "run"]
-    assert "tidemark.cli.main" in said["program"]
-    monkeypatch.setenv("TIDEMARK_SPARK_SUBMITTED", said["env"]["TIDEMARK_SPARK_SUBMITTED"])
+    assert command[3:5] == ["--deploy-mode", "client"]
+    assert command[5:7] == ["--conf", "spark.executor.memory=4g"]
+    assert command[8:] == ["spark", "run"]
+    with pytest.raises(ConfigError, match="the driver of a job runs here"):
+        sessions.submit("yarn", {"spark.submit.deployMode": "cluster"}, [])
+    program = said["program"].replace("run()", "")
+    assert program != said["program"]
+    exec(program)
     assert not sessions.needs_submit("spark://h:7077")

@@ -207,9 +207,87 @@ def test_a_journal_that_lost_a_file_is_not_taken_for_a_new_one(gone: str) -> Non
         Journal(files, "/out", OF_OFFSETS).begin(WORDS)
 
 
-def test_a_file_that_can_not_be_read_is_named() -> None:
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("plan-00000002.json", "{"),
+        ("plan-00000002.json", "{}"),
+        ("done-00000002.json", '{"records": 4}'),
+        ("job.json", '{"job": "export", "topics": ["t"]}'),
+    ],
+)
+def test_a_file_that_can_not_be_read_is_named(name: str, text: str) -> None:
     files = MemoryFiles()
     run(files, {})
-    files.texts["plan-00000002.json"] = "{"
-    with pytest.raises(JobDamagedError, match=r"/out/plan-00000002\.json"):
+    files.texts[name] = text
+    with pytest.raises(JobDamagedError, match=f"/out/{name}"):
         Journal(files, "/out", OF_OFFSETS).load(WORDS)
+
+
+def test_a_plan_under_the_name_of_another_is_damage() -> None:
+    files = MemoryFiles()
+    run(files, {})
+    files.texts["plan-00000002.json"] = files.texts["plan-00000001.json"]
+    with pytest.raises(JobDamagedError, match="plan 2 is that of batch 1"):
+        Journal(files, "/out", OF_OFFSETS).load(WORDS)
+
+
+def test_a_run_that_is_refused_stops_no_other_one() -> None:
+    files = MemoryFiles()
+    right = Journal(files, "/out", OF_OFFSETS)
+    right.begin(WORDS)
+    before = dict(files.texts)
+    with pytest.raises(ConfigError, match="is of another job"):
+        Journal(files, "/out", OF_OFFSETS).begin(WORDS | {"topics": ["u"]})
+    assert files.texts == before
+    right.plan(following(None, known()))
+
+
+def test_of_two_runs_that_begin_at_once_only_one_makes_the_job() -> None:
+    class Overtaken(MemoryFiles):
+        def read(self, name: str) -> str | None:
+            if name == "job.json" and self.texts.get("owner") == slow.run and turn:
+                turn.pop().begin(WORDS)
+                return None
+            return super().read(name)
+
+    files = Overtaken()
+    slow, quick = (Journal(files, "/out", OF_OFFSETS) for _ in range(2))
+    turn = [quick]
+    with pytest.raises(JobFencedError):
+        slow.begin(WORDS)
+    again = Journal(files, "/out", OF_OFFSETS)
+    assert again.load(WORDS)
+    assert again.job_id == quick.job_id
+
+
+def test_counts_that_were_noted_outlive_the_run_and_belong_to_their_batch() -> None:
+    files, journal = MemoryFiles(), Journal(MemoryFiles(), "/out", OF_OFFSETS)
+    for counts in ({A: Tally(3, 6, 1, 3)}, {A: Tally(2, None, 1, 3), B: Tally(1, 9, 9, 9)}):
+        journal = Journal(files, "/out", OF_OFFSETS)
+        journal.begin(WORDS)
+        if journal.last is None:
+            journal.plan(following(None, known(), 3))
+        journal.note(counts)
+    assert journal.noted() == [
+        {A: Tally(3, 6, 1, 3)},
+        {A: Tally(2, None, 1, 3), B: Tally(1, 9, 9, 9)},
+    ]
+    Journal(files, "/out", OF_OFFSETS).begin(WORDS)
+    with pytest.raises(JobFencedError):
+        journal.note({})
+    for text in ("[]", "{}", '{"attempts": [[1]]}', '{"attempts": [[["t", 0, 1, 2]]]}'):
+        files.texts["counts-00000000.json"] = text
+        with pytest.raises(JobDamagedError, match=r"/out/counts-00000000\.json"):
+            journal.noted()
+
+
+def test_a_plan_ends_with_the_log_though_the_options_name_a_later_end() -> None:
+    """Else the batch after it would begin behind records that come later."""
+    place = known()
+    ends = {A: 100, B: 4}
+    with pytest.raises(DataLossError, match="t-0: asked up to 100, but the log ends at 10"):
+        next_batch(None, {}, ends, place, limit=None, fail_on_data_loss=True)
+    found = next_batch(None, {}, ends, place, limit=None, fail_on_data_loss=False)
+    assert found is not None
+    assert spans(found) == [(0, 0, 10), (1, 0, 4)]

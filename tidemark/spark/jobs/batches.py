@@ -8,7 +8,7 @@ gone are data loss, and so are all those of a topic that was made anew.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -39,10 +39,13 @@ class JobBatch:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """Records of one partition: their number, and the sum, least and greatest of their offsets."""
+    """Records of one partition: their number, and the sum, least and greatest of their offsets.
+
+    The sum is None above 2^63 - 1.
+    """
 
     records: int
-    offset_sum: int
+    offset_sum: int | None
     first: int
     last: int
 
@@ -74,7 +77,10 @@ def next_batch(
                     "another directory to begin with the new topic"
                 )
         begins[tp] = _in_log(tp, begin, known, fail_on_data_loss)
-    lags = {tp: max(0, ends.get(tp, 0) - begin) for tp, begin in begins.items()}
+    lags = {
+        tp: max(0, _end_of(tp, ends.get(tp, 0), known, fail_on_data_loss) - begin)
+        for tp, begin in begins.items()
+    }
     if not any(lags.values()):
         return None
     sizes = admitted(lags, limit)
@@ -100,6 +106,16 @@ def _in_log(tp: TopicPartition, begin: int, known: Known, fail_on_data_loss: boo
     return min(max(begin, first), end)
 
 
+def _end_of(tp: TopicPartition, end: int, known: Known, fail_on_data_loss: bool) -> int:
+    """A plan names nothing behind the log: the next one would begin there, and miss what comes."""
+    if end > known.latest[tp] and fail_on_data_loss:
+        raise DataLossError(
+            f"{tp}: asked up to {end}, but the log ends at {known.latest[tp]}; with "
+            "--tolerate-data-loss the job goes on with what there is"
+        )
+    return min(end, known.latest[tp])
+
+
 def check_topic_ids(batch: JobBatch, known: Known) -> None:
     """Raises DataLossError if a topic of the batch is not the planned one."""
     for tp, planned in batch.ranges.items():
@@ -116,6 +132,13 @@ def differences(read: Tallies, written: Tallies) -> list[str]:
         if read.get(tp) != written.get(tp):
             found.append(f"{tp}: read {_text(read.get(tp))}, written {_text(written.get(tp))}")
     return found
+
+
+def is_more(found: Tallies, topic: Tallies) -> bool:
+    """Whether a partition has more records here than the topic has now."""
+    return any(
+        each.records > (topic[tp].records if tp in topic else 0) for tp, each in found.items()
+    )
 
 
 def counted(tallies: Tallies) -> tuple[int, dict[str, Any]]:
@@ -144,6 +167,27 @@ def to_json(batch: JobBatch) -> dict[str, Any]:
             "epoch": each.leader_epoch,
         }
     return {"number": batch.number, "topics": topics}
+
+
+def tallies_to_json(tallies: Tallies) -> list[list[Any]]:
+    """Counts as JSON's types."""
+    return [
+        [*tp, each.records, each.offset_sum, each.first, each.last]
+        for tp, each in sorted(tallies.items())
+    ]
+
+
+def tallies_from_json(stored: Sequence[Sequence[Any]]) -> dict[TopicPartition, Tally]:
+    """The inverse of `tallies_to_json`. Raises ConfigError for anything else."""
+    try:
+        return {
+            TopicPartition(str(topic), int(number)): Tally(
+                int(records), None if total is None else int(total), int(first), int(last)
+            )
+            for topic, number, records, total, first, last in stored
+        }
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"these are no counts ({error!r}): {stored!r}") from None
 
 
 def from_json(stored: Mapping[str, Any]) -> JobBatch:

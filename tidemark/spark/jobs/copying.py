@@ -34,6 +34,7 @@ from tidemark.spark.jobs.target import (
     Target,
     added,
     by_number,
+    check_same_target,
     keep_marks,
     kept_marks,
     marks_of,
@@ -109,13 +110,16 @@ def copy(
     """
     files = HadoopFiles(spark, directory)
     journal = Journal(files, directory, OF_OFFSETS)
-    place = look(job.source)
+    journal.load(job.identity())
+    place = look(job.source, has_begun=journal.last is not None)
     _check_fits(job, place)
+    if journal.last is not None:
+        check_same_target(files, journal.last.number, marks_of(job.target.known()))
     if dry_run:
-        journal.load(job.identity())
         run = JobRun(journal, _with_fixed_ends(job, files, place), job.source)
         return Copied(job.target.topic, 0, 0, journal.records, run.left(), False, True)
     journal.begin(job.identity())
+    place = look(job.source, has_begun=journal.last is not None)  # another run may have gone on
     place = _with_fixed_ends(job, files, place, fix=True)
     run, before, began_s = JobRun(journal, place, job.source), journal.records, now_s()
 
@@ -167,18 +171,21 @@ def _with_fixed_ends(job: Copy, files: HadoopFiles, place: Bounds, *, fix: bool 
 def _copy_batch(
     spark: Any, job: Copy, files: HadoopFiles, journal: Journal[JobBatch], batch: JobBatch
 ) -> None:
-    expected = tallies_of_topic(spark, _ordered(job.source), batch)
     marks = kept_marks(files, batch.number)
     parts = added(job.target, marks, job.target.known())
     found = tallies_of(spark, job.target, parts)
-    if unequal(expected, found, by_partition=job.same_partitions):  # else a killed run wrote it
+    expected = _like(found, journal.noted(), job)  # a killed run wrote it
+    if expected is None:
+        expected = tallies_of_topic(spark, _ordered(job.source), batch)
+    if unequal(expected, found, by_partition=job.same_partitions):
         rows = _rows(spark, job, batch)
         if not job.same_partitions:
             rows = rows.drop("partition")
-        journal.check()
+        journal.note(expected)
         write(rows, job.target, journal.job_id, batch.number)
         parts = added(job.target, marks, job.target.settled())
         found = tallies_of(spark, job.target, parts)
+        expected = _like(found, journal.noted(), job) or expected  # the attempt that counts
     check_topic_ids(batch, known_of(job.source))
     wrong = unequal(expected, found, by_partition=job.same_partitions)
     if not wrong and job.verify:
@@ -191,6 +198,14 @@ def _copy_batch(
         )
     records, more = counted(expected)
     journal.finish(records, more | {"map": offset_map(expected, found)})
+
+
+def _like(found: Tallies, noted: Sequence[Tallies], job: Copy) -> Tallies | None:
+    """The counts of the last attempt that wrote as many records as were found."""
+    for each in reversed(noted):
+        if not unequal(each, found, by_partition=job.same_partitions):
+            return each
+    return None
 
 
 _VERIFIED = ("key", "value", "partition", "offset", "timestamp", "headers")

@@ -18,6 +18,7 @@ from tidemark.spark.jobs.batches import (
     check_topic_ids,
     counted,
     differences,
+    is_more,
 )
 from tidemark.spark.jobs.files import HadoopFiles
 from tidemark.spark.jobs.journal import OF_OFFSETS, Journal
@@ -67,12 +68,13 @@ def export(
         HadoopFiles(spark, f"{directory.rstrip('/')}/_tidemark"), directory, OF_OFFSETS
     )
     identity = {"job": "export"} | source.identity()
-    place = look(source)
+    journal.load(identity)
+    place = look(source, has_begun=journal.last is not None)
     if dry_run:
-        journal.load(identity)
         left = JobRun(journal, place, source).left()
         return Exported(directory, 0, None, 0, journal.records, left, True)
     journal.begin(identity)
+    place = look(source, has_begun=journal.last is not None)  # another run may have gone on
     files.delete(_STAGED)
     before = journal.records
 
@@ -87,13 +89,21 @@ def _write(
     spark: Any, source: Source, files: HadoopFiles, journal: Journal[JobBatch], batch: JobBatch
 ) -> Tallies:
     """Writes the batch, unless it is there and right; returns its counts."""
-    target, staged = f"batch={batch.number}", f"{_STAGED}/{batch.number}"
+    target, staged = f"batch={batch.number}", f"{_STAGED}/{journal.run}-{batch.number}"
+    is_there = files.exists(target)  # the run was killed before it could write the result
+    found = _tallies_at(spark, files, target) if is_there else {}
+    if is_there and any(not differences(noted, found) for noted in journal.noted()):
+        return found
     expected = tallies_of_topic(spark, source, batch)
-    if files.exists(target):  # the run was killed before it could write the result
-        found = _tallies_at(spark, files, target)
+    if is_there:  # a rename that copies, and was interrupted
         check_topic_ids(batch, known_of(source))
         if not differences(expected, found):
             return found
+        if is_more(found, expected):
+            raise CountMismatchError(
+                f"{files.root}/{target} is not whole, and has records that the topic lost "
+                "meanwhile: move it away, then run the same command again for those that are left"
+            )
         journal.check()
         files.delete(target)
     rows = rows_of(spark, source, batch.parts(), (*OF_RECORDS, "headers"))
@@ -106,11 +116,11 @@ def _write(
             "a run of the same command tries again"
         )
     check_topic_ids(batch, known_of(source))
-    journal.check()
+    journal.note(found)
     files.rename(staged, target)
     return found
 
 
 def _tallies_at(spark: Any, files: HadoopFiles, name: str) -> Tallies:
-    rows = spark.read.parquet(f"{files.root}/{name}")
-    return tallies(rows.select("topic", "partition", "offset"))
+    reader = spark.read.schema("topic string, partition int, offset bigint")  # also without files
+    return tallies(reader.parquet(f"{files.root}/{name}"))

@@ -58,8 +58,15 @@ class HadoopFiles:
             stream.hsync()
         finally:
             stream.close()
-        if not self._fs.rename(new, self._path(name)):  # a rename does not replace here
-            self._fs.delete(self._path(name), False)
+        path = self._path(name)
+        try:
+            is_renamed = self._fs.rename(new, path)
+        except Exception:  # that the file exists, as s3a says it
+            if not self._fs.exists(path):
+                raise
+            is_renamed = False
+        if not is_renamed:  # a rename does not replace here
+            self._fs.delete(path, False)
             self._rename(new, name)
 
     def rename(self, name: str, new_name: str) -> None:

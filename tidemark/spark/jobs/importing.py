@@ -4,8 +4,8 @@ A batch is a list of files, and one write of the exactly-once sink. A run import
 earlier one has planned. A file is known by its name: one that grows later is not read again.
 
 Rows with a column `value` of text or bytes are records as they are, with `key`, `headers` and
-`timestamp` if they have them. So a directory of an export can be imported. Other rows become values
-of JSON.
+`timestamp` if they have them. So an export can be imported. Rows with columns that no export has
+become values of JSON, as do those without `value`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from tidemark.spark.jobs.target import (
     Marks,
     Target,
     added,
+    check_same_target,
     keep_marks,
     kept_marks,
     marks_of,
@@ -32,6 +33,7 @@ from tidemark.spark.jobs.target import (
 from tidemark.spark.planning import Known
 
 _OF_RECORDS = ("key", "value", "headers", "timestamp")
+_PLACES = ("topic", "partition", "offset", "timestampType", "batch")  # of an export
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +112,10 @@ def import_files(
     """
     files = HadoopFiles(spark, directory)
     journal = Journal(files, directory, OF_FILES)
+    if journal.load(job.identity()) and journal.last is not None:
+        check_same_target(files, journal.last.number, marks_of(job.target.known()))
     there = sorted(map(unquote, job.frame(spark).inputFiles()))
     if dry_run:
-        journal.load(job.identity())
         left = _left(journal, there)
         return Imported(job.target.topic, 0, 0, journal.records, len(left), True)
     journal.begin(job.identity())
@@ -168,12 +171,17 @@ def _written(spark: Any, target: Target, marks: Marks, now: Known) -> int:
     return sum(tally.records for tally in found.values())
 
 
+def are_records(kinds: Mapping[str, str]) -> bool:
+    """Whether rows with these columns and types are records: if none would be lost."""
+    return kinds.get("value") in ("binary", "string") and kinds.keys() <= {*_OF_RECORDS, *_PLACES}
+
+
 def as_records(rows: Any, key: str | None) -> Any:
     """The rows as records. Raises ConfigError for a key that is no column, or is there twice."""
     from pyspark.sql import functions as f
 
     kinds = {field.name: field.dataType.typeName() for field in rows.schema.fields}
-    if kinds.get("value") in ("binary", "string"):
+    if are_records(kinds):
         if key is not None:
             raise ConfigError("the rows have a column value, so they are records: leave --key out")
         return rows.select(*[name for name in _OF_RECORDS if name in kinds])

@@ -3,6 +3,7 @@
     job.json             what the job does, and its id; a run with other words is refused
     owner                the run that has the journal; a later run takes it, and the earlier stops
     plan-00000007.json   the ranges of batch 7, before it is worked on
+    counts-00000007.json what attempts at batch 7 were about to make visible
     done-00000007.json   its counts, after it took effect
 
 Only the last batch can be without a result. A run begins with that one, from its plan.
@@ -16,7 +17,14 @@ from collections.abc import Callable, Mapping
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from tidemark.errors import ConfigError, TidemarkError
-from tidemark.spark.jobs.batches import JobBatch, from_json, to_json
+from tidemark.spark.jobs.batches import (
+    JobBatch,
+    Tallies,
+    from_json,
+    tallies_from_json,
+    tallies_to_json,
+    to_json,
+)
 from tidemark.types import random_uuid, uuid_to_text
 
 _FILE = re.compile(r"(plan|done)-(\d{8})\.json")
@@ -70,7 +78,7 @@ class Journal(Generic[_Plan]):
         self._files = files
         self._where = where
         self._text = text
-        self._run = uuid_to_text(random_uuid())
+        self.run = uuid_to_text(random_uuid())
         self.job_id = ""
         self.last: _Plan | None = None
         self.is_last_done = True
@@ -97,6 +105,8 @@ class Journal(Generic[_Plan]):
             raise ConfigError(
                 f"{self._where} is of another job: {'; '.join(different)}; give another directory"
             )
+        if not isinstance(known.get("id"), str):
+            raise JobDamagedError(f"{self._where}/job.json has no id of the job")
         self.job_id = known["id"]
         self._load_batches()
         return True
@@ -111,11 +121,23 @@ class Journal(Generic[_Plan]):
             )
         if done:
             name = _name("done", done[-1])
-            self.records = int(self._parsed(name, self._files.read(name))["records_in_all"])
+            records = self._parsed(name, self._files.read(name)).get("records_in_all")
+            if type(records) is not int:
+                raise JobDamagedError(f"{self._where}/{name} has no number of records")
+            self.records = records
         if plans:
-            name = _name("plan", plans[-1])
-            self.last = self._text.from_json(self._parsed(name, self._files.read(name)))
+            self.last = self._plan_of(_name("plan", plans[-1]))
+            if self.last.number != plans[-1]:
+                raise JobDamagedError(
+                    f"{self._where}: plan {plans[-1]} is that of batch {self.last.number}"
+                )
             self.is_last_done = done == plans
+
+    def _plan_of(self, name: str) -> _Plan:
+        try:
+            return self._text.from_json(self._parsed(name, self._files.read(name)))
+        except ConfigError as error:
+            raise JobDamagedError(f"{self._where}/{name}: {error}") from None
 
     def _parsed(self, name: str, text: str | None) -> dict[str, Any]:
         try:
@@ -129,16 +151,18 @@ class Journal(Generic[_Plan]):
     def begin(self, identity: Mapping[str, Any]) -> None:
         """Takes the journal for this run; a run that has it stops at its next step.
 
-        Raises as `load`.
+        Raises as `load`, and has taken nothing then.
         """
-        self._files.write("owner", self._run)
+        self.load(identity)  # one that is refused stops nobody
+        self._files.write("owner", self.run)
         if not self.load(identity):
+            self.check()
             self.job_id = uuid_to_text(random_uuid())
             self._write("job.json", dict(identity) | {"id": self.job_id})
 
     def check(self) -> None:
         """Raises JobFencedError if a later run took over."""
-        if self._files.read("owner") != self._run:
+        if self._files.read("owner") != self.run:
             raise JobFencedError(f"another run took over {self._where}; this one stops")
 
     def plan(self, batch: _Plan) -> None:
@@ -158,10 +182,33 @@ class Journal(Generic[_Plan]):
         self.records += records
         self.is_last_done = True
 
+    def note(self, counts: Tallies) -> None:
+        """Makes durable what this attempt at the last batch is about to make visible.
+
+        The topic may have less when the batch is looked at again: only this tells then that all of
+        it is there. Raises JobFencedError.
+        """
+        assert self.last is not None
+        self.check()
+        attempts = [tallies_to_json(each) for each in (*self.noted(), counts)]
+        self._write(_name("counts", self.last.number), {"attempts": attempts})
+
+    def noted(self) -> list[Tallies]:
+        """The counts of all attempts at the last batch, in order. Raises JobDamagedError."""
+        assert self.last is not None
+        name = _name("counts", self.last.number)
+        text = self._files.read(name)
+        if text is None:
+            return []
+        try:
+            return [tallies_from_json(each) for each in self._parsed(name, text)["attempts"]]
+        except (ConfigError, KeyError, TypeError) as error:
+            raise JobDamagedError(f"{self._where}/{name} can not be read: {error!r}") from None
+
     def plans(self) -> list[_Plan]:
         """All plans, in order."""
         names = sorted(n for n in self._files.names() if n.startswith("plan-"))
-        return [self._text.from_json(self._parsed(n, self._files.read(n))) for n in names]
+        return [self._plan_of(name) for name in names]
 
     def results(self) -> list[dict[str, Any]]:
         """The results of all batches that are done, in order."""

@@ -65,12 +65,15 @@ class Bounds:
     ends: Mapping[TopicPartition, int]
 
 
-def look(source: Source) -> Bounds:
-    """Raises as `tidemark.spark.planning.plan`."""
+def look(source: Source, *, has_begun: bool = False) -> Bounds:
+    """Leaves the starts out if the job `has_begun`: they may not be found any more.
+
+    Raises as `tidemark.spark.planning.plan`.
+    """
     options = source.parsed()
     with Lookups(options) as lookups:
         known = look_around(lookups, options)
-        starts = offsets_of(lookups, options, options.starting, known)
+        starts = {} if has_begun else offsets_of(lookups, options, options.starting, known)
         return Bounds(known, starts, offsets_of(lookups, options, options.ending, known))
 
 
@@ -109,7 +112,7 @@ def tallies(rows: Any) -> dict[TopicPartition, Tally]:
 
     found = (
         rows.groupBy("topic", "partition")
-        .agg(f.count("*"), f.sum("offset"), f.min("offset"), f.max("offset"))
+        .agg(f.count("*"), f.try_sum("offset"), f.min("offset"), f.max("offset"))
         .collect()
     )
     return {TopicPartition(row[0], row[1]): Tally(*row[2:]) for row in found}

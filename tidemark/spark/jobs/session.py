@@ -18,7 +18,14 @@ from typing import Any
 from tidemark.errors import ConfigError
 
 _SUBMITTED = "TIDEMARK_SPARK_SUBMITTED"
-_PROGRAM = "from tidemark.cli.main import run\n\nrun()\n"
+_PROGRAM = f"""import os
+
+os.environ["{_SUBMITTED}"] = "1"
+
+from tidemark.cli.main import run
+
+run()
+"""
 
 
 def needs_submit(master: str) -> bool:
@@ -39,15 +46,23 @@ def submit(master: str, settings: Mapping[str, str], arguments: Sequence[str]) -
             "PYSPARK_PYTHON": sys.executable,
             "PYSPARK_DRIVER_PYTHON": sys.executable,
         } | os.environ
-        environment[_SUBMITTED] = "1"
         done = subprocess.run([*command, str(program), *arguments], env=environment, check=False)
     return done.returncode
 
 
 def submit_command(master: str, settings: Mapping[str, str]) -> list[str]:
-    """The start of the command line. Raises ConfigError if pyspark is missing."""
+    """The start of the command line.
+
+    Raises ConfigError if pyspark is missing, and for a driver that would run elsewhere.
+    """
+    if settings.get("spark.submit.deployMode", "client") != "client":
+        raise ConfigError(
+            "spark.submit.deployMode: the driver of a job runs here, because its exit status and "
+            "its result are those of the command; leave it client"
+        )
     home = os.environ.get("SPARK_HOME") or str(Path(pyspark_module().__file__).parent)
     command = [str(Path(home) / "bin" / "spark-submit"), "--master", master]
+    command += ["--deploy-mode", "client"]
     for key, value in settings.items():
         command += ["--conf", f"{key}={value}"]
     return command

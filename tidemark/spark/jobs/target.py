@@ -97,9 +97,24 @@ def marks_of(known: Known) -> Marks:
 
 
 def keep_marks(files: HadoopFiles, number: int, marks: Marks) -> None:
-    """Makes them durable, before the plan of batch `number`."""
+    """Makes them durable, before the plan of batch `number`.
+
+    Raises DataLossError if the batches before it went to another topic, JobDamagedError.
+    """
+    check_same_target(files, number - 1, marks)
     ends = {str(partition): marks.ends[partition] for partition in sorted(marks.ends)}
     files.write(_name(number), json.dumps({"topic_id": str(marks.topic_id), "ends": ends}) + "\n")
+
+
+def check_same_target(files: HadoopFiles, last: int, now: Marks) -> None:
+    """Raises DataLossError unless batch `last`, if any, went to this topic: a rest of the records
+    in an empty topic is no copy. Raises JobDamagedError.
+    """
+    if last >= 0 and kept_marks(files, last).topic_id != now.topic_id:
+        raise DataLossError(
+            f"the topic is not the one that batch {last} was written to: it was made anew, or is "
+            "that of another cluster. Give the job another directory to begin with this topic"
+        )
 
 
 def kept_marks(files: HadoopFiles, number: int) -> Marks:
