@@ -16,7 +16,7 @@ import typer
 
 from tidemark.cli.output import json_of, settings_of
 from tidemark.cli.session import DryRun, Session, check_reachable, with_session
-from tidemark.cli.tier_store import Config, verify_with
+from tidemark.cli.tier_store import Config, live_partitions, verify_with
 from tidemark.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -229,7 +229,13 @@ def scrub(
     if dry_run:
         from tiering.metadata.history import finished
 
-        verify_with(session, topic, lambda live: ([], sum(len(finished(each[1])) for each in live)))
+        with session.admin() as admin:
+            live, history = live_partitions(session, admin, topic)
+        segments = sum(len(finished(cache)) for _, cache, _ in live)
+        session.tell(
+            {"is_dry_run": True, "segments": segments, "complete": history.is_complete},
+            [f"would check {segments} segments"],
+        )
         return
 
     def report(done: int, total: int) -> None:
@@ -338,7 +344,7 @@ def _spark(session: Session, job: str, master: str, conf: list[str] | None) -> I
     if sessions.needs_submit(master):
         raise typer.Exit(sessions.submit(master, settings, sys.argv[1:]))
     name = f"tidemark-{job}"
-    with sessions.session(name, master, settings) as spark:
+    with sessions.in_one_line(), sessions.session(name, master, settings) as spark:
         yield spark
 
 

@@ -20,6 +20,7 @@ from tidemark.errors import ConfigError, CorruptMessageError, TidemarkError
 from tidemark.types import TopicIdPartition
 
 if TYPE_CHECKING:
+    from tidemark.client.sync import Admin
     from tiering.metadata.cache import RemoteLogMetadataCache
     from tiering.metadata.history import MetadataHistory
     from tiering.store.inventory import Leftover
@@ -61,20 +62,7 @@ def verify_with(
     Raises CorruptMessageError if anything is wrong.
     """
     with session.admin() as admin:
-        first = leader_replicas(admin)
-        history = read_history(session, admin)
-        starts = {one: replica.log_start_offset for one, replica in leader_replicas(admin).items()}
-        bounds = {
-            one: (starts[one], replica.local_log_start_offset)
-            for one, replica in first.items()
-            if one in starts
-        }
-        ids = {found.name: found.topic_id for found in admin.list_topics()}
-        live = [
-            (partition, cache, bounds.get(partition.topic_partition))
-            for partition, cache in history.of_topic(topic)
-            if ids.get(partition.topic) == partition.topic_id
-        ]
+        live, history = live_partitions(session, admin, topic)
         found, checked = check(live)
         if any(one.segment is not None for one in found):
             found = _still_there(found, read_history(session, admin))
@@ -92,6 +80,27 @@ def verify_with(
             f"{len(found)} findings in the tier: of these records only those on brokers' disks can "
             "be read. Restore damaged objects from a copy of the bucket, if there is one"
         )
+
+
+def live_partitions(
+    session: Session, admin: Admin, topic: str | None
+) -> tuple[Live, MetadataHistory]:
+    """The partitions of topics that exist, with log start and local start; and what was read."""
+    first = leader_replicas(admin)
+    history = read_history(session, admin)
+    starts = {one: replica.log_start_offset for one, replica in leader_replicas(admin).items()}
+    bounds = {
+        one: (starts[one], replica.local_log_start_offset)
+        for one, replica in first.items()
+        if one in starts
+    }
+    ids = {found.name: found.topic_id for found in admin.list_topics()}
+    live = [
+        (partition, cache, bounds.get(partition.topic_partition))
+        for partition, cache in history.of_topic(topic)
+        if ids.get(partition.topic) == partition.topic_id
+    ]
+    return live, history
 
 
 @with_session

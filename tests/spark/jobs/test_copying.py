@@ -87,6 +87,34 @@ def test_a_rate_bounds_the_batches() -> None:
         Target("h:1", "b", {"sinkId": "mine"})
 
 
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[PATH_NOT_FOUND] Path does not exist: file:/x. SQLSTATE: 42K03", "[PATH_NOT_FOUND] Path"),
+        (
+            "An error occurred while calling o85.getFileSystem.\n: org.apache.hadoop.fs."
+            'UnsupportedFileSystemException: No FileSystem for scheme "foo"\n\tat org.apache.X',
+            "org.apache.hadoop.fs.UnsupportedFileSystemException: No FileSystem for",
+        ),
+        (
+            "\n  An exception was thrown from the Python worker.\nTraceback (most recent call last)"
+            ':\n  File "x.py", line 1\ntidemark.spark.offsets.DataLossError: t-0: offsets are gone',
+            "tidemark.spark.offsets.DataLossError: t-0: offsets are gone",
+        ),
+        ("", "Spark failed"),
+    ],
+)
+def test_an_error_of_spark_is_one_line_that_tells_the_reason(text: str, says: str) -> None:
+    from py4j.protocol import Py4JError
+
+    with pytest.raises(sessions.SparkFailedError) as raised, sessions.in_one_line():
+        raise Py4JError(text)
+    assert str(raised.value).startswith(says)
+    assert "\n" not in str(raised.value)
+    with pytest.raises(KeyError), sessions.in_one_line():
+        raise KeyError("a bug of ours")
+
+
 def test_other_masters_than_local_ones_go_through_spark_submit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
@@ -15,8 +15,8 @@ from tests.spark.jobs.test_journal import WORDS, MemoryFiles
 from tidemark.spark.jobs import copying, export, reading
 from tidemark.spark.jobs.batches import JobBatch, Tallies, Tally
 from tidemark.spark.jobs.copying import Copy
-from tidemark.spark.jobs.files import HadoopFiles
-from tidemark.spark.jobs.importing import are_records
+from tidemark.spark.jobs.files import FileError, HadoopFiles
+from tidemark.spark.jobs.importing import Import, are_records
 from tidemark.spark.jobs.journal import OF_OFFSETS, Journal
 from tidemark.spark.jobs.reading import Source
 from tidemark.spark.jobs.running import CountMismatchError
@@ -257,9 +257,33 @@ def test_rows_with_columns_that_a_record_has_not_are_no_records(
     assert are_records(dict.fromkeys(columns, "string")) is are
 
 
+def test_files_of_a_batch_are_taken_by_their_names_and_the_schema_of_all() -> None:
+    """Not as patterns: a[1].json would be a1.json, a second time."""
+    said: dict[str, Any] = {}
+
+    class Reader:
+        def __getattr__(self, name: str) -> Any:
+            def call(*given: Any, **_: Any) -> Reader:
+                said[name] = given
+                return self
+
+            return call
+
+    job = Import("/d", "json", Target("h:2", "t"), options={"basePath": "/d"})
+    names = ["file:/d/a[1].json", "file:/d/{b}*?.json", "file:/d/c\\d, e.json"]
+    job.part(SimpleNamespace(read=Reader()), names, "of all")
+    assert said["schema"] == ("of all",)
+    assert said["load"] == (
+        [r"file:/d/a\[1\].json", r"file:/d/\{b\}\*\?.json", r"file:/d/c\\d, e.json"],
+    )
+
+
 class StorePath(str):
     def getFileSystem(self, _: Any) -> Store:
         return STORE
+
+    def getParent(self) -> StorePath:
+        return StorePath(self.rpartition("/")[0])
 
 
 class Store:
@@ -268,6 +292,7 @@ class Store:
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
         self.raises = True
+        self.meanwhile: Callable[[], None] = lambda: None
 
     def exists(self, path: str) -> bool:
         return path in self.files
@@ -278,7 +303,12 @@ class Store:
 
         return SimpleNamespace(write=write, hsync=lambda: None, close=lambda: None)
 
+    def mkdirs(self, _: str) -> None:
+        self.meanwhile()
+
     def rename(self, path: str, new_path: str) -> bool:
+        if self.files.get(new_path) == b"directory":
+            new_path = f"{new_path}/{path.rpartition('/')[2]}"
         if new_path in self.files:
             if self.raises:
                 raise RuntimeError(f"FileAlreadyExistsException: {new_path}")
@@ -293,14 +323,29 @@ class Store:
 STORE = Store()
 
 
+def on_store(root: str) -> HadoopFiles:
+    hadoop = SimpleNamespace(fs=SimpleNamespace(Path=StorePath))
+    jvm = SimpleNamespace(org=SimpleNamespace(apache=SimpleNamespace(hadoop=hadoop)))
+    jsc = SimpleNamespace(hadoopConfiguration=lambda: None)
+    return HadoopFiles(SimpleNamespace(_jvm=jvm, _jsc=jsc), root)
+
+
+def test_a_batch_never_lands_within_that_of_another_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hadoop moves a directory into one that is there, and readers would see each record twice."""
+    monkeypatch.setattr(STORE, "files", {"/out/staged/x-0": b"directory"})
+    monkeypatch.setattr(
+        STORE, "meanwhile", lambda: STORE.files.update({"/out/batch=0": b"directory"})
+    )
+    with pytest.raises(FileError, match="batch=0 exists, by another run"):
+        on_store("/out").rename("staged/x-0", "batch=0")
+    assert STORE.files == {"/out/batch=0": b"directory"}
+
+
 @pytest.mark.parametrize("raises", [False, True])
 def test_a_file_is_replaced_where_a_rename_does_not_do_that(raises: bool) -> None:
     """HDFS answers false, s3a raises: the second run of a job replaces the file `owner`."""
-    hadoop = SimpleNamespace(fs=SimpleNamespace(Path=StorePath))
-    jvm = SimpleNamespace(org=SimpleNamespace(apache=SimpleNamespace(hadoop=hadoop)))
-    spark = SimpleNamespace(_jvm=jvm, _jsc=SimpleNamespace(hadoopConfiguration=lambda: None))
     STORE.files, STORE.raises = {}, raises
-    files = HadoopFiles(spark, "s3a://bucket/job")
+    files = on_store("s3a://bucket/job")
     for text in ("one", "two"):
         files.write("owner", text)
         assert STORE.files == {"s3a://bucket/job/owner": text.encode()}

@@ -47,6 +47,8 @@ class HadoopFiles:
         stream = self._fs.open(path)
         try:
             return bytes(stream.readAllBytes()).decode()
+        except UnicodeDecodeError as error:
+            raise FileError(f"{self.root}/{name} is damaged: {error}") from None
         finally:
             stream.close()
 
@@ -75,6 +77,10 @@ class HadoopFiles:
             raise FileError(f"{self.root}/{new_name} exists")
         self._fs.mkdirs(self._path(new_name).getParent())
         self._rename(self._path(name), new_name)
+        inside = f"{new_name}/{name.rpartition('/')[2]}"
+        if self.exists(inside):  # one appeared meanwhile: then a rename leads into it
+            self.delete(inside)
+            raise FileError(f"{self.root}/{new_name} exists, by another run of the job")
 
     def _rename(self, path: Any, new_name: str) -> None:
         if not self._fs.rename(path, self._path(new_name)):

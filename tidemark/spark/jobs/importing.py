@@ -10,6 +10,7 @@ become values of JSON, as do those without `value`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,6 +35,7 @@ from tidemark.spark.planning import Known
 
 _OF_RECORDS = ("key", "value", "headers", "timestamp")
 _PLACES = ("topic", "partition", "offset", "timestampType", "batch")  # of an export
+_PATTERN = re.compile(r"[\\{}\[\]*?]")  # characters that Hadoop does not take for themselves
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,15 +82,19 @@ class Import:
             "options": dict(sorted(self.options.items())),
         }
 
-    def frame(self, spark: Any, files: Sequence[str] | None = None) -> Any:
-        """All files, or these, which stay beneath the path for the columns of its directories."""
+    def frame(self, spark: Any) -> Any:
+        """All files."""
+        return spark.read.format(self.format).options(**dict(self.options)).load(self.path)
+
+    def part(self, spark: Any, files: Sequence[str], schema: Any) -> Any:
+        """These files, which stay beneath the path for the columns of its directories.
+
+        `schema` is that of all files: one that is asked alone may differ.
+        """
         reader = spark.read.format(self.format).options(**dict(self.options))
-        if files is None:
-            return reader.load(self.path)
-        schema = self.frame(spark).schema  # of all files: one that is asked alone may differ
         if "basePath" not in self.options and HadoopFiles(spark, self.path).is_directory():
             reader = reader.option("basePath", self.path)
-        return reader.schema(schema).load(list(files))
+        return reader.schema(schema).load([_PATTERN.sub(r"\\\g<0>", name) for name in files])
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +120,8 @@ def import_files(
     journal = Journal(files, directory, OF_FILES)
     if journal.load(job.identity()) and journal.last is not None:
         check_same_target(files, journal.last.number, marks_of(job.target.known()))
-    there = sorted(map(unquote, job.frame(spark).inputFiles()))
+    everything = job.frame(spark)
+    there, schema = sorted(map(unquote, everything.inputFiles())), everything.schema
     if dry_run:
         left = _left(journal, there)
         return Imported(job.target.topic, 0, 0, journal.records, len(left), True)
@@ -128,7 +135,8 @@ def import_files(
             journal.plan(FileBatch(number, tuple(new[: job.batch_files])))
             new = new[job.batch_files :]
         assert journal.last is not None
-        records = _import_batch(spark, job, files, journal, journal.last)
+        rows = as_records(job.part(spark, journal.last.files, schema), job.key)
+        records = _import_batch(spark, job, files, journal, journal.last, rows)
         journal.finish(records, {"files": len(journal.last.files)})
         done += 1
         report(Progress(journal.last.number, journal.records - before, len(new)))
@@ -147,9 +155,13 @@ def _left(journal: Journal[FileBatch], there: Sequence[str]) -> list[str]:
 
 
 def _import_batch(
-    spark: Any, job: Import, files: HadoopFiles, journal: Journal[FileBatch], batch: FileBatch
+    spark: Any,
+    job: Import,
+    files: HadoopFiles,
+    journal: Journal[FileBatch],
+    batch: FileBatch,
+    rows: Any,
 ) -> int:
-    rows = as_records(job.frame(spark, batch.files), job.key)
     expected = rows.count()
     marks = kept_marks(files, batch.number)
     written = _written(spark, job.target, marks, job.target.known())

@@ -7,6 +7,7 @@ more beneath spark-submit, which knows how to reach each kind of master.
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -15,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tidemark.errors import ConfigError
+from tidemark.errors import ConfigError, TidemarkError
 
 _SUBMITTED = "TIDEMARK_SPARK_SUBMITTED"
 _PROGRAM = f"""import os
@@ -26,6 +27,45 @@ from tidemark.cli.main import run
 
 run()
 """
+
+
+_FRAMES = (
+    "at ",
+    "... ",
+    "JVM stacktrace:",
+    "Traceback (",
+    'File "',
+    "An error occurred while calling",
+)
+_OF_TIDEMARK = re.compile(r"\btidemark(?:\.\w+)+: .*")
+
+
+class SparkFailedError(TidemarkError):
+    """Spark, or the file system of a job, refused; the message has its reason."""
+
+
+@contextmanager
+def in_one_line() -> Iterator[None]:
+    """Within it, errors of Spark and of the JVM are SparkFailedError.
+
+    Raises ConfigError if pyspark is missing.
+    """
+    pyspark_module()
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except (Py4JError, PySparkException) as error:
+        raise SparkFailedError(message_of(str(error))) from error
+
+
+def message_of(text: str) -> str:
+    """The line of an error of Spark that tells most: Tidemark's own, or the first of no frame."""
+    lines = [line.strip().removeprefix(": ") for line in text.splitlines()]
+    own = [found[0] for found in map(_OF_TIDEMARK.search, lines) if found is not None]
+    told = [line for line in lines if line and not line.startswith(_FRAMES)]
+    return next(iter([*own, *told]), "Spark failed, and does not say why")
 
 
 def needs_submit(master: str) -> bool:
