@@ -12,15 +12,16 @@ from uuid import UUID
 import pytest
 
 from tests.spark.jobs.test_journal import WORDS, MemoryFiles
+from tidemark.errors import ConfigError
 from tidemark.spark.jobs import copying, export, reading
 from tidemark.spark.jobs.batches import JobBatch, Tallies, Tally
 from tidemark.spark.jobs.copying import Copy
 from tidemark.spark.jobs.files import FileError, HadoopFiles
 from tidemark.spark.jobs.importing import Import, are_records
-from tidemark.spark.jobs.journal import OF_OFFSETS, Journal
+from tidemark.spark.jobs.journal import OF_OFFSETS, JobFencedError, Journal
 from tidemark.spark.jobs.reading import Source
 from tidemark.spark.jobs.running import CountMismatchError
-from tidemark.spark.jobs.target import Marks, Target, check_same_target, keep_marks
+from tidemark.spark.jobs.target import Marks, Target, check_same_target, keep_marks, kept_marks
 from tidemark.spark.offsets import DataLossError, OffsetRange
 from tidemark.types import TopicPartition
 
@@ -61,6 +62,10 @@ def begun(files: Directory) -> Journal[JobBatch]:
     if journal.last is None:
         journal.plan(BATCH)
     return journal
+
+
+def is_owner() -> None:
+    """As the check of a journal that no other run took."""
 
 
 class Topic:
@@ -152,7 +157,7 @@ class Copying:
         patch.setattr(copying, "known_of", lambda _: SimpleNamespace(topic_ids={A: ID, B: ID}))
         patch.setattr(Target, "known", lambda _: None)
         patch.setattr(Target, "settled", lambda _: None)
-        keep_marks(self.files, 0, Marks(ID, {0: 0, 1: 0}))  # type: ignore[arg-type]
+        keep_marks(self.files, 0, Marks(ID, {0: 0, 1: 0}), is_owner)  # type: ignore[arg-type]
 
     def _count(self, *_: Any) -> Tallies:
         self.reads += 1
@@ -219,10 +224,10 @@ def test_other_counts_than_those_of_an_attempt_are_an_error(
 def test_a_target_that_was_made_anew_between_batches_does_not_get_the_rest() -> None:
     """Nor does the topic of that name in another cluster."""
     files: Any = Directory()
-    keep_marks(files, 0, Marks(ID, {0: 0}))
-    keep_marks(files, 1, Marks(ID, {0: 10}))
+    keep_marks(files, 0, Marks(ID, {0: 0}), is_owner)
+    keep_marks(files, 1, Marks(ID, {0: 10}), is_owner)
     with pytest.raises(DataLossError, match="not the one that batch 1 was written to"):
-        keep_marks(files, 2, Marks(OTHER, {0: 0}))
+        keep_marks(files, 2, Marks(OTHER, {0: 0}), is_owner)
     assert "target-00000002.json" not in files.texts
     check_same_target(files, 1, Marks(ID, {}))
     with pytest.raises(DataLossError, match="another cluster"):
@@ -240,6 +245,15 @@ def test_the_start_of_a_job_is_not_asked_for_when_it_has_begun(
     reading.look(SOURCE)
     reading.look(SOURCE, has_begun=True)
     assert asked == ["startingOffsets", "endingOffsets", "endingOffsets"]
+
+
+def test_a_run_that_was_overtaken_leaves_the_marks_of_the_later_one() -> None:
+    files: Any = Directory()
+    slow, quick = begun(files), begun(files)
+    keep_marks(files, 0, Marks(ID, {0: 5}), quick.check)
+    with pytest.raises(JobFencedError):
+        keep_marks(files, 0, Marks(ID, {0: 9}), slow.check)
+    assert kept_marks(files, 0) == Marks(ID, {0: 5})
 
 
 @pytest.mark.parametrize(
@@ -328,6 +342,11 @@ def on_store(root: str) -> HadoopFiles:
     jvm = SimpleNamespace(org=SimpleNamespace(apache=SimpleNamespace(hadoop=hadoop)))
     jsc = SimpleNamespace(hadoopConfiguration=lambda: None)
     return HadoopFiles(SimpleNamespace(_jvm=jvm, _jsc=jsc), root)
+
+
+def test_a_directory_without_a_name_is_not_the_root() -> None:
+    with pytest.raises(ConfigError, match="is empty"):
+        on_store(" ")
 
 
 def test_a_batch_never_lands_within_that_of_another_run(monkeypatch: pytest.MonkeyPatch) -> None:

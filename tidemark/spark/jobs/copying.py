@@ -124,7 +124,7 @@ def copy(
     run, before, began_s = JobRun(journal, place, job.source), journal.records, now_s()
 
     def prepare(batch: JobBatch) -> None:
-        keep_marks(files, batch.number, marks_of(job.target.settled()))
+        keep_marks(files, batch.number, marks_of(job.target.settled()), journal.check)
 
     def work(batch: JobBatch) -> None:
         _copy_batch(spark, job, files, journal, batch)

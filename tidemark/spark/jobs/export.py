@@ -20,7 +20,7 @@ from tidemark.spark.jobs.batches import (
     differences,
     is_more,
 )
-from tidemark.spark.jobs.files import HadoopFiles
+from tidemark.spark.jobs.files import HadoopFiles, literal
 from tidemark.spark.jobs.journal import OF_OFFSETS, Journal
 from tidemark.spark.jobs.reading import (
     OF_RECORDS,
@@ -89,7 +89,7 @@ def _write(
     spark: Any, source: Source, files: HadoopFiles, journal: Journal[JobBatch], batch: JobBatch
 ) -> Tallies:
     """Writes the batch, unless it is there and right; returns its counts."""
-    target, staged = f"batch={batch.number}", f"{_STAGED}/{journal.run}-{batch.number}"
+    target, staged = f"batch={batch.number}", f"{_STAGED}/{batch.number}-{journal.run}"
     is_there = files.exists(target)  # the run was killed before it could write the result
     found = _tallies_at(spark, files, target) if is_there else {}
     if is_there and any(not differences(noted, found) for noted in journal.noted()):
@@ -123,4 +123,4 @@ def _write(
 
 def _tallies_at(spark: Any, files: HadoopFiles, name: str) -> Tallies:
     reader = spark.read.schema("topic string, partition int, offset bigint")  # also without files
-    return tallies(reader.parquet(f"{files.root}/{name}"))
+    return tallies(reader.parquet(literal(f"{files.root}/{name}")))

@@ -7,19 +7,32 @@ a batch. If a run was killed meanwhile, the next one makes the batch anew.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
-from tidemark.errors import TidemarkError
+from tidemark.errors import ConfigError, TidemarkError
+
+_PATTERN = re.compile(r"[\\{}\[\]*?]")
 
 
 class FileError(TidemarkError):
     """The file system of the job refused; the message has its reason."""
 
 
+def literal(path: str) -> str:
+    """The pattern that matches this path alone: readers of Spark take patterns."""
+    return _PATTERN.sub(r"\\\g<0>", path)
+
+
 class HadoopFiles:
-    """A directory. Its parent directories are made on demand. Raises FileError."""
+    """A directory. Its parent directories are made on demand.
+
+    Raises FileError, and ConfigError for a path without text: it would be the root of all.
+    """
 
     def __init__(self, spark: Any, root: str) -> None:
+        if not root.strip():
+            raise ConfigError("the path of the directory is empty")
         self._jvm = spark._jvm
         self.root = root.rstrip("/") or "/"
         path = self._path("")

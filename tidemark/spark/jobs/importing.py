@@ -10,14 +10,13 @@ become values of JSON, as do those without `value`.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
 from tidemark.errors import ConfigError
-from tidemark.spark.jobs.files import HadoopFiles
+from tidemark.spark.jobs.files import HadoopFiles, literal
 from tidemark.spark.jobs.journal import Journal, PlanText
 from tidemark.spark.jobs.running import CountMismatchError, Progress
 from tidemark.spark.jobs.target import (
@@ -35,7 +34,6 @@ from tidemark.spark.planning import Known
 
 _OF_RECORDS = ("key", "value", "headers", "timestamp")
 _PLACES = ("topic", "partition", "offset", "timestampType", "batch")  # of an export
-_PATTERN = re.compile(r"[\\{}\[\]*?]")  # characters that Hadoop does not take for themselves
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +92,7 @@ class Import:
         reader = spark.read.format(self.format).options(**dict(self.options))
         if "basePath" not in self.options and HadoopFiles(spark, self.path).is_directory():
             reader = reader.option("basePath", self.path)
-        return reader.schema(schema).load([_PATTERN.sub(r"\\\g<0>", name) for name in files])
+        return reader.schema(schema).load(list(map(literal, files)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +129,7 @@ def import_files(
     while new or not journal.is_last_done:
         if journal.is_last_done:
             number = 0 if journal.last is None else journal.last.number + 1
-            keep_marks(files, number, marks_of(job.target.settled()))
+            keep_marks(files, number, marks_of(job.target.settled()), journal.check)
             journal.plan(FileBatch(number, tuple(new[: job.batch_files])))
             new = new[job.batch_files :]
         assert journal.last is not None

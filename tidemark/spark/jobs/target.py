@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
@@ -96,12 +96,17 @@ def marks_of(known: Known) -> Marks:
     return Marks(topic_id, {tp.partition: end for tp, end in known.latest.items()})
 
 
-def keep_marks(files: HadoopFiles, number: int, marks: Marks) -> None:
+def keep_marks(
+    files: HadoopFiles, number: int, marks: Marks, check_owner: Callable[[], None]
+) -> None:
     """Makes them durable, before the plan of batch `number`.
 
-    Raises DataLossError if the batches before it went to another topic, JobDamagedError.
+    Marks take time: a later run may have its own by then, with the batch behind them. So
+    `check_owner` raises JobFencedError first. Raises DataLossError if the batches before went to
+    another topic, JobDamagedError.
     """
     check_same_target(files, number - 1, marks)
+    check_owner()
     ends = {str(partition): marks.ends[partition] for partition in sorted(marks.ends)}
     files.write(_name(number), json.dumps({"topic_id": str(marks.topic_id), "ends": ends}) + "\n")
 
