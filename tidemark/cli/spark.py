@@ -331,7 +331,11 @@ def _copy(
         text = f"would write {done.offsets_left} offsets, after {done.records_in_all} records"
     else:
         text = f"{done.records} records in {done.batches} batches, {done.records_in_all} in all"
-    agree = "" if dry_run else f"; all counts{' and contents' if job.verify else ''} agree"
+    agree = (
+        ""
+        if dry_run
+        else f"; all counts{' and contents' if job.verify and done.batches else ''} agree"
+    )
     session.tell(json_of(done), [f"{done.topic}: {text}{agree}"])
 
 

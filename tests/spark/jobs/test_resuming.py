@@ -13,7 +13,7 @@ import pytest
 
 from tests.spark.jobs.test_journal import WORDS, MemoryFiles
 from tidemark.errors import ConfigError
-from tidemark.spark.jobs import copying, export, reading
+from tidemark.spark.jobs import copying, export, reading, stats
 from tidemark.spark.jobs.batches import JobBatch, Tallies, Tally
 from tidemark.spark.jobs.copying import Copy
 from tidemark.spark.jobs.files import FileError, HadoopFiles
@@ -23,6 +23,7 @@ from tidemark.spark.jobs.reading import Source
 from tidemark.spark.jobs.running import CountMismatchError
 from tidemark.spark.jobs.target import Marks, Target, check_same_target, keep_marks, kept_marks
 from tidemark.spark.offsets import DataLossError, OffsetRange
+from tidemark.spark.planning import Known
 from tidemark.types import TopicPartition
 
 A, B = TopicPartition("t", 0), TopicPartition("t", 1)
@@ -254,6 +255,19 @@ def test_a_run_that_was_overtaken_leaves_the_marks_of_the_later_one() -> None:
     with pytest.raises(JobFencedError):
         keep_marks(files, 0, Marks(ID, {0: 9}), slow.check)
     assert kept_marks(files, 0) == Marks(ID, {0: 5})
+
+
+def test_a_topic_without_records_has_statistics_of_zeros(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no error, and no job of Spark is needed."""
+    known = Known({A: ID, B: ID}, {A: 7, B: 0}, {A: 7, B: 0}, {A: 3, B: 3})
+    bounds = reading.Bounds(known, known.earliest, known.latest)
+    monkeypatch.setattr(stats, "look", lambda _: bounds)
+    batch = stats.plan(SOURCE)
+    assert batch.size == 0
+    rows, wrong = stats.stats(None, SOURCE, batch)
+    assert ([row["partition"] for row in rows], wrong) == ([0, 1, None], [])
+    assert {row["records"] for row in rows} == {row["offsets"] for row in rows} == {0}
+    assert {row["last_offset"] for row in rows} == {None}
 
 
 @pytest.mark.parametrize(

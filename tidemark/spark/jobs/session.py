@@ -121,7 +121,7 @@ def pyspark_module() -> Any:
 def session(name: str, master: str, settings: Mapping[str, str]) -> Iterator[Any]:
     """A session that ends with the block. One that the process already has is used, and stays.
 
-    Spark's own log has errors only, on stderr.
+    Spark's own log is off: what fails comes as an error.
     """
     pyspark_module()
     from pyspark.sql import SparkSession

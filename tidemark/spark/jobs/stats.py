@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tidemark.errors import ConfigError
 from tidemark.spark.jobs.batches import JobBatch, next_batch
 from tidemark.spark.jobs.reading import Source, look, rows_of, tallies_of_topic
+from tidemark.spark.offsets import OffsetRange
 from tidemark.types import TopicPartition
 
 NAMES = (
@@ -38,7 +38,12 @@ def plan(source: Source) -> JobBatch:
         fail_on_data_loss=source.fail_on_data_loss,
     )
     if batch is None:
-        raise ConfigError(f"{', '.join(source.topics)}: there are no records to look at")
+        ends = place.known.latest
+        ranges = {
+            tp: OffsetRange(*tp, ends[tp], ends[tp], topic_id, place.known.epochs[tp])
+            for tp, topic_id in place.known.topic_ids.items()
+        }
+        return JobBatch(0, ranges)
     return batch
 
 
@@ -48,6 +53,28 @@ def stats(spark: Any, source: Source, batch: JobBatch) -> tuple[list[dict[str, A
     `offsets` is the length of the range that was read: what is above `records` are records that
     compaction removed, that were aborted, and markers.
     """
+    has_any = bool(batch.parts())
+    counted = _counted(spark, source, batch) if has_any else {}
+    by_headers = tallies_of_topic(spark, source, batch) if has_any else {}
+    result = [
+        _row(batch, topic, number, counted.get((topic, number)))
+        for topic in sorted({tp.topic for tp in batch.ranges})
+        for number in [*sorted(tp.partition for tp in batch.ranges if tp.topic == topic), None]
+    ]
+    wrong = []
+    for tp in sorted(batch.ranges):
+        one = by_headers.get(tp)
+        expected, has = one.records if one else 0, counted.get((tp.topic, tp.partition), _EMPTY)[0]
+        if expected != has:
+            wrong.append(
+                f"{tp}: {has} records were read, and the headers of batches say {expected}"
+            )
+    return result, wrong
+
+
+def _counted(
+    spark: Any, source: Source, batch: JobBatch
+) -> dict[tuple[str, int | None], tuple[Any, ...]]:
     from pyspark.sql import functions as f
 
     columns = ("topic", "partition", "offset", "timestamp", "key", "value")
@@ -70,22 +97,7 @@ def stats(spark: Any, source: Source, batch: JobBatch) -> tuple[list[dict[str, A
         .where("topic is not null")
         .collect()
     )
-    counted = {(row[0], row[1]): tuple(row[2:]) for row in found}
-    result = [
-        _row(batch, topic, number, counted.get((topic, number)))
-        for topic in sorted({tp.topic for tp in batch.ranges})
-        for number in [*sorted(tp.partition for tp in batch.ranges if tp.topic == topic), None]
-    ]
-    by_headers = tallies_of_topic(spark, source, batch)
-    wrong = []
-    for tp in sorted(batch.ranges):
-        one = by_headers.get(tp)
-        expected, has = one.records if one else 0, counted.get((tp.topic, tp.partition), _EMPTY)[0]
-        if expected != has:
-            wrong.append(
-                f"{tp}: {has} records were read, and the headers of batches say {expected}"
-            )
-    return result, wrong
+    return {(row[0], row[1]): tuple(row[2:]) for row in found}
 
 
 def _row(
