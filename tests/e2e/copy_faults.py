@@ -235,10 +235,18 @@ class Faults:
         )
 
     def succeeded_zombie(self) -> None:
-        """A worker wakes when another process has its transactional id: it has to end."""
+        """A worker wakes when another process has its transactional id: it has to end.
+
+        If it abandons the transaction that it was in, it learns so by the next one.
+        """
         name = self._paused_in_a_transaction()
         old = self.workers.succeed(name)
         self._goes_on()
         old.send_signal(signal.SIGCONT)
-        self.until(lambda: old.poll() is not None, "end of the fenced worker")
+
+        def ended() -> bool:
+            self.feed.write(INPUTS)
+            return old.poll() is not None
+
+        self.until(ended, "end of the fenced worker")
         assert old.returncode == RESTART, self.workers.output_of(name).read_text()
