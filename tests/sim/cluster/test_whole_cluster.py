@@ -17,7 +17,7 @@ from tests.sim.cluster.racks import run_racked
 from tests.sim.cluster.world import ClusterOutcome, run_cluster
 
 SEEDS = max(4, int(os.environ.get("TIDEMARK_SIM_SEEDS", "60")) // 16)
-"""`scripts/test` runs 62."""
+"""`scripts/test` runs 25."""
 
 
 @pytest.fixture(autouse=True)
