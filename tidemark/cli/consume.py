@@ -131,12 +131,7 @@ def _shown(names: list[str], record_format: str | None, null_marker: str) -> Sho
 def _chosen(known: list[TopicPartition], numbers: list[int] | None) -> list[TopicPartition]:
     if not numbers:
         return known
-    topic = known[0].topic
-    for number in numbers:
-        if number not in {tp.partition for tp in known}:
-            raise ConfigError(
-                f"{topic}-{number} does not exist; {topic} has {len(known)} partitions"
-            )
+    session.check_partitions(known, numbers)
     return [tp for tp in known if tp.partition in numbers]
 
 

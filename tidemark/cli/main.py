@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Mapping
+from functools import cache
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -26,7 +27,6 @@ _OF_A_NODE = {
     *("grpc_health", "grpc_health.v1", "grpc_reflection"),
     *("immutables", "minio", "prometheus_client"),
 }
-
 
 _GROUPS = (
     "storage",
@@ -62,21 +62,27 @@ _COMMANDS = (
 )
 
 
+@cache
+def _loaded(name: str) -> Any:
+    """A group or a command, from the module of its name. Help asks for each of them twice."""
+    plain = name.replace("-", "_")
+    module = import_module(f"tidemark.cli.{plain}")
+    if name in _GROUPS:
+        group = get_group(module.app)
+        group.name = name
+        return group
+    alone = typer.Typer(add_completion=False)
+    alone.command(name)(getattr(module, plain))
+    return get_command(alone)
+
+
 class _Commands(Mapping[str, Any]):
-    """The commands by name, each loaded from the module of its name when it is asked for."""
+    """The commands by name, each loaded when it is asked for."""
 
     def __getitem__(self, name: str) -> Any:
         if name not in (*_GROUPS, *_COMMANDS):
             raise KeyError(name)
-        plain = name.replace("-", "_")
-        module = import_module(f"tidemark.cli.{plain}")
-        if name in _GROUPS:
-            group = get_group(module.app)
-            group.name = name
-            return group
-        alone = typer.Typer(add_completion=False)
-        alone.command(name)(getattr(module, plain))
-        return get_command(alone)
+        return _loaded(name)
 
     def __iter__(self) -> Iterator[str]:
         return iter((*_GROUPS, *_COMMANDS))

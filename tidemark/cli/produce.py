@@ -137,10 +137,8 @@ def produce(
     session.check_reachable(bootstrap_server)
     with Producer(bootstrap_server, **settings) as producer:
         known = session.known_partitions(producer.partitions_for, topic, timeout)
-        if partition is not None and partition not in {tp.partition for tp in known}:
-            raise ConfigError(
-                f"{topic}-{partition} does not exist; {topic} has {len(known)} partitions"
-            )
+        if partition is not None:
+            session.check_partitions(known, [partition])
         target = _Target(producer, topic, partition)
         if transactional_id:
             count = _send_in_transactions(target, records, messages_per_transaction)

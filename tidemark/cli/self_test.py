@@ -157,10 +157,10 @@ class SelfTest:
         found: dict[TopicPartition, list[bytes]] = {tp: [] for tp in self._partitions}
         deadline = time.monotonic() + self.timeout_s
         while any(len(values) < each for values in found.values()):
-            for record in consumer.poll(500, 1000):
-                found[TopicPartition(record.topic, record.partition)].append(record.value or b"")
             if time.monotonic() >= deadline:
                 raise SelfTestError(f"not all records came within {self.timeout_s:g} s")
+            for record in consumer.poll(500, 1000):
+                found[TopicPartition(record.topic, record.partition)].append(record.value or b"")
         return found
 
     def _clean(self) -> None:

@@ -19,7 +19,7 @@ import inspect
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -156,6 +156,16 @@ def known_partitions(
             f"topic {topic!r} does not exist: `tidemark topics list` names those that do, and"
             " `tidemark topics create` makes one"
         ) from None
+
+
+def check_partitions(known: list[TopicPartition], numbers: Collection[int]) -> None:
+    """Raises ConfigError for a partition that its topic does not have."""
+    topic = known[0].topic
+    for number in numbers:
+        if number not in {tp.partition for tp in known}:
+            raise ConfigError(
+                f"{topic}-{number} does not exist; {topic} has {len(known)} partitions"
+            )
 
 
 def with_session(command: Callable[..., None]) -> Callable[..., None]:
