@@ -199,6 +199,11 @@ def test_records_are_views_into_the_received_bytes() -> None:
     assert isinstance(records, memoryview) and records.obj is data
 
 
+def test_an_address_without_fields_is_one_still() -> None:
+    response = FetchResponse(node_endpoints=[common_pb2.Node()])
+    assert decode_fetch_response(encode_fetch_response(response)) == response
+
+
 UNKNOWN = b"\xc0\x3e\x05" + b"\xc2\x3e\x02hi" + b"\xc5\x3e1234" + b"\xc1\x3e12345678"
 
 

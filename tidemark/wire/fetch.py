@@ -9,9 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from google.protobuf.message import DecodeError
-
-from tidemark.errors import InvalidRequestError
 from tidemark.v1 import common_pb2
 from tidemark.wire.primitives import (
     LENGTH_DELIMITED,
@@ -29,7 +26,7 @@ from tidemark.wire.primitives import (
     text,
     varint,
 )
-from tidemark.wire.produce import BytesLike, Payload, buffers_of, plain_fields, read_plain
+from tidemark.wire.produce import PLAIN, BytesLike, Payload, buffers_of, plain_fields, read_inner
 
 
 @dataclass(slots=True)
@@ -90,6 +87,7 @@ class FetchResponse:
 _PARTITION_TAG = tag(3, LENGTH_DELIMITED)
 _RECORDS_TAG = tag(11, LENGTH_DELIMITED)
 _PREFERRED_TAG = tag(15, VARINT)
+_NODE_TAG = tag(6, LENGTH_DELIMITED)
 
 
 def encode_fetch_response(response: FetchResponse) -> bytes:
@@ -115,7 +113,8 @@ def encode_fetch_response(response: FetchResponse) -> bytes:
     parts.append(int_field(4, response.throttle_time_ms))
     parts.append(int_field(5, response.session_id))
     for node in response.node_endpoints:
-        parts.append(bytes_field(6, node.SerializeToString()))
+        encoded = node.SerializeToString()
+        parts += (_NODE_TAG, varint(len(encoded)), encoded)  # one without fields, too
     return b"".join(parts)
 
 
@@ -154,7 +153,8 @@ def decode_fetch_response(data: bytes) -> FetchResponse:
             if number == 2:
                 response.error_message = text(data, begin, position)
             elif number == 6:
-                response.node_endpoints.append(_node(data, begin, position))
+                node = read_inner(common_pb2.Node, "a node", data, begin, position)
+                response.node_endpoints.append(node)
             else:
                 response.responses.append(_decode_partition(data, view, begin, position))
         elif wire_type == VARINT and number in (1, 4, 5):
@@ -195,7 +195,7 @@ def _decode_partition(data: bytes, view: memoryview, position: int, end: int) ->
                 first, second = _pair(data, begin, position, (0, 0))
                 aborted.append((int64(first), int64(second)))
             elif number == 12:
-                plain.append(read_plain(data, begin, position))
+                plain.append(read_inner(*PLAIN, data, begin, position))
             else:
                 result.error_message = text(data, begin, position)
         else:
@@ -243,13 +243,6 @@ def _epoch_end(
 ) -> tuple[int, int]:
     epoch, offset = _pair(data, begin, end, before or (0, 0))
     return int32(epoch), int64(offset)
-
-
-def _node(data: bytes, begin: int, end: int) -> common_pb2.Node:
-    try:
-        return common_pb2.Node.FromString(data[begin:end])
-    except DecodeError as error:
-        raise InvalidRequestError("malformed message: a node") from error
 
 
 def _leader(data: bytes, begin: int, end: int, before: tuple[int, int] | None) -> tuple[int, int]:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 from tidemark.errors import InvalidRequestError
 from tidemark.v1 import common_pb2
@@ -30,6 +31,8 @@ from tidemark.wire.primitives import (
     varint,
 )
 
+M = TypeVar("M", bound=Message)
+PLAIN = common_pb2.Record, "a plain record"
 BytesLike = bytes | bytearray | memoryview
 Payload = BytesLike | Sequence[BytesLike]
 
@@ -54,12 +57,12 @@ def plain_fields(number: int, records: Sequence[common_pb2.Record]) -> list[Byte
     return parts
 
 
-def read_plain(data: bytes, begin: int, end: int) -> common_pb2.Record:
-    """A plain record; raises InvalidRequestError."""
+def read_inner(kind: type[M], what: str, data: bytes, begin: int, end: int) -> M:
+    """A message within a message; raises InvalidRequestError, which says what it is."""
     try:
-        return common_pb2.Record.FromString(data[begin:end])
+        return kind.FromString(data[begin:end])
     except DecodeError as error:
-        raise InvalidRequestError("malformed message: a plain record") from error
+        raise InvalidRequestError(f"malformed message: {what}") from error
 
 
 PARTITIONS_MAX = 100_000
@@ -165,7 +168,7 @@ def _decode_partition(
             elif number == 4:
                 result.records = view[begin:position]
             else:
-                plain.append(read_plain(data, begin, position))
+                plain.append(read_inner(*PLAIN, data, begin, position))
         elif wire_type == VARINT and number in (3, 6, 7, 8):
             value, position = read_varint(data, position, end)
             if number == 3:
