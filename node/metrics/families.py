@@ -51,17 +51,15 @@ def gauge(name: str, told: str, value: float) -> Metric:
     return GaugeMetricFamily(f"{PREFIX}_{name}", told, value=value)
 
 
-def labelled_gauge(name: str, told: str, label: str, values: Mapping[str, float]) -> Metric:
-    """A gauge for each value of one label."""
-    family = GaugeMetricFamily(f"{PREFIX}_{name}", told, labels=[label])
-    for key, value in sorted(values.items()):
-        family.add_metric([key], value)
-    return family
-
-
-def labelled_counter(name: str, told: str, label: str, values: Mapping[str, float]) -> Metric:
-    """A counter for each value of one label."""
-    family = CounterMetricFamily(f"{PREFIX}_{name}", told, labels=[label])
+def labelled(
+    kind: type[GaugeMetricFamily | CounterMetricFamily],
+    name: str,
+    told: str,
+    label: str,
+    values: Mapping[str, float],
+) -> Metric:
+    """A gauge or a counter for each value of one label."""
+    family = kind(f"{PREFIX}_{name}", told, labels=[label])
     for key, value in sorted(values.items()):
         family.add_metric([key], value)
     return family

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from node.metrics.families import (
     gauge,
     histogram,
-    labelled_counter,
-    labelled_gauge,
+    labelled,
     snake_case,
 )
 from node.partition.hosted import HostedPartition
@@ -63,9 +63,15 @@ def of_topics(hosted: Iterable[HostedPartition]) -> Iterator[Metric]:
             sums[name][topic] += getattr(one.traffic, name)
         sizes[topic] += one.log.size_bytes
     for name, kafkas in _TRAFFIC.items():
-        yield labelled_counter(f"topic_{name}", f"{_TOPIC_BEAN}{kafkas}", "topic", sums[name])
-    yield labelled_gauge(
-        "topic_log_size_bytes", "Kafka's kafka.log:type=Log,name=Size", "topic", sizes
+        yield labelled(
+            CounterMetricFamily, f"topic_{name}", f"{_TOPIC_BEAN}{kafkas}", "topic", sums[name]
+        )
+    yield labelled(
+        GaugeMetricFamily,
+        "topic_log_size_bytes",
+        "Kafka's kafka.log:type=Log,name=Size",
+        "topic",
+        sizes,
     )
 
 
@@ -88,8 +94,9 @@ def of_memory(
     }
     used = {use: float(sum(one.used_bytes for one in all_)) for use, all_ in uses.items()}
     limits = {use: float(sum(one.limit_bytes for one in all_)) for use, all_ in uses.items()}
-    yield labelled_gauge("memory_used_bytes", "Bytes in use", "use", used)
-    yield labelled_gauge(
+    yield labelled(GaugeMetricFamily, "memory_used_bytes", "Bytes in use", "use", used)
+    yield labelled(
+        GaugeMetricFamily,
         "memory_limit_bytes",
         "queued.max.request.bytes and queued.max.response.bytes",
         "use",
@@ -101,14 +108,19 @@ def of_memory(
 
 def of_directories(online: Mapping[str, bool], free_bytes: Mapping[str, int]) -> Iterator[Metric]:
     """Log directories by path: whether they serve, and the free bytes of their disks."""
-    yield labelled_gauge(
+    yield labelled(
+        GaugeMetricFamily,
         "log_directory_online",
         "1: it serves; Kafka's kafka.log:type=LogManager,name=LogDirectoryOffline, reversed",
         "path",
         {path: float(is_online) for path, is_online in online.items()},
     )
-    yield labelled_gauge(
-        "log_directory_free_bytes", "Free bytes of the disk", "path", dict(free_bytes)
+    yield labelled(
+        GaugeMetricFamily,
+        "log_directory_free_bytes",
+        "Free bytes of the disk",
+        "path",
+        dict(free_bytes),
     )
 
 
