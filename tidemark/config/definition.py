@@ -92,10 +92,15 @@ def text_of(value: Any) -> str:
     return ",".join(value) if isinstance(value, tuple) else str(value)
 
 
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that `name` may be meant for."""
+    return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)), None)
+
+
 def unknown_key(key: str, known: Iterable[str]) -> ConfigError:
     """The error for an unknown setting; it suggests the nearest known name."""
-    near = difflib.get_close_matches(key, list(known), n=1, cutoff=0.5)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    near = nearest(key, known)
+    hint = f"; did you mean {near!r}?" if near else ""
     return ConfigError(f"unknown setting {key!r}{hint}")
 
 

@@ -4,10 +4,10 @@ settings from the environment.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Mapping
 
+from tidemark.config.definition import nearest
 from tidemark.errors import ConfigError
 
 ENV_PREFIX = "TIDEMARK_"
@@ -69,8 +69,8 @@ def environment_overrides(environ: Mapping[str, str], known: Iterable[str]) -> d
         if name in names:
             overrides[names[name]] = value
         elif name.startswith(ENV_PREFIX) and not _NO_SETTINGS.fullmatch(name[len(ENV_PREFIX) :]):
-            near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-            hint = f"; did you mean {near[0]}?" if near else ""
+            near = nearest(name, names)
+            hint = f"; did you mean {near}?" if near else ""
             raise ConfigError(f"the variable {name} of the environment is no setting{hint}")
     return overrides
 

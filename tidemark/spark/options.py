@@ -6,12 +6,12 @@ the nearest known one. A value of a wrong type and a contradictory combination a
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from tidemark.config.definition import nearest
 from tidemark.errors import ConfigError
 from tidemark.spark.offsets import EARLIEST, LATEST, parse_partition_json
 from tidemark.types import TopicPartition
@@ -234,8 +234,8 @@ def _unknown(key: str, names: Mapping[str, str]) -> ConfigError:
     for name, reason in _REFUSED.items():
         if key.lower() == name.lower():
             return ConfigError(reason)
-    near = difflib.get_close_matches(key.lower(), list(names), n=1, cutoff=0.5)
-    hint = f"; did you mean {names[near[0]]!r}?" if near else f"; known are {', '.join(_KNOWN)}"
+    near = nearest(key.lower(), names)
+    hint = f"; did you mean {names[near]!r}?" if near else f"; known are {', '.join(_KNOWN)}"
     return ConfigError(f"unknown option {key!r}{hint}")
 
 

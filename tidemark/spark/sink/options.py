@@ -6,11 +6,11 @@ sink wants them. An unknown name is an error that suggests the nearest known one
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tidemark.config.definition import nearest
 from tidemark.errors import ConfigError
 from tidemark.spark.sink.decision import sink_name
 from tidemark.types import COORDINATOR_TOPICS
@@ -124,8 +124,8 @@ def _known_options(options: Mapping[str, str]) -> dict[str, str]:
             continue
         name = names.get(lower.removeprefix("kafka."))
         if name is None:
-            near = difflib.get_close_matches(lower, list(names), n=1, cutoff=0.5)
-            hint = f"did you mean {names[near[0]]!r}?" if near else f"known are {', '.join(_KNOWN)}"
+            near = nearest(lower, names)
+            hint = f"did you mean {names[near]!r}?" if near else f"known are {', '.join(_KNOWN)}"
             raise ConfigError(f"unknown option {key!r} of a write; {hint}")
         value = str(options[key]).strip()
         if found.get(name, value) != value:
