@@ -9,7 +9,8 @@ where the tier does. The decisions are pure; `ReadPlanner` reads indexes and hea
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 from uuid import UUID
 
@@ -181,39 +182,22 @@ class ReadPlanner:
             return ReadPlan((), start, (), "the store of this cluster gives clients no addresses")
         if not self._metadata.is_ready(partition):
             raise RemoteStorageNotReadyError
-        if self._planning >= PLANS_MAX:
-            raise RemoteReadBusyError
-        self._planning += 1
-        try:
-            return await self._plan(partition, log, start, end, split_bytes, read_committed, store)
-        finally:
-            self._planning -= 1
-
-    async def _plan(
-        self,
-        partition: TopicIdPartition,
-        log: Log,
-        start: int,
-        end: int,
-        split_bytes: int,
-        read_committed: bool,
-        store: DirectStore,
-    ) -> ReadPlan:
         tier = self._metadata.remote_segments(partition)
         epochs = tuple(EpochEntry(*entry) for entry in log.epochs.entries())
         pieces: list[Piece] = []
         limit = min(end, log.high_watermark)
         most = SEGMENTS_MAX + 1  # the last one tells that there is more
-        found = spans(tier.segment_for, epochs, log.log_end_offset, start, limit, most)
-        for segment, first, stop in found[:SEGMENTS_MAX]:
-            if len(pieces) >= PIECES_MAX:
-                break
-            url = await self._url(store, segment)
-            pieces += await self._pieces(segment, first, stop, split_bytes, url)
-        tail = pieces[-1].end if pieces else start
-        aborted: Sequence[AbortedTransaction] = ()
-        if read_committed and pieces:
-            aborted = await self._aborted(partition, log, start, tail)
+        with self._place():
+            found = spans(tier.segment_for, epochs, log.log_end_offset, start, limit, most)
+            for segment, first, stop in found[:SEGMENTS_MAX]:
+                if len(pieces) >= PIECES_MAX:
+                    break
+                url = await self._url(store, segment)
+                pieces += await self._pieces(segment, first, stop, split_bytes, url)
+            tail = pieces[-1].end if pieces else start
+            aborted: Sequence[AbortedTransaction] = ()
+            if read_committed and pieces:
+                aborted = await self._aborted(partition, log, start, tail)
         if start < log.log_start_offset:  # now, for leases: see `tiering.tasks.leases`
             raise OffsetOutOfRangeError(
                 f"offset {start} of {partition} is below the log start {log.log_start_offset}"
@@ -221,6 +205,17 @@ class ReadPlanner:
         return ReadPlan(
             tuple(pieces), tail, tuple(aborted), more=bool(found) and tail < found[-1][2]
         )
+
+    @contextmanager
+    def _place(self) -> Iterator[None]:
+        """One of the plans that a node makes at once. Raises RemoteReadBusyError."""
+        if self._planning >= PLANS_MAX:
+            raise RemoteReadBusyError
+        self._planning += 1
+        try:
+            yield
+        finally:
+            self._planning -= 1
 
     async def urls(self, partition: TopicIdPartition, ids: Sequence[UUID]) -> dict[UUID, str]:
         """Returns new URLs of segments, without those that the tier no longer has.
