@@ -15,13 +15,16 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from client_paths import chunk
 
 from tidemark.cli.local_cluster import LocalCluster
 from tidemark.client import AsyncAdmin, AsyncConsumer, AsyncProducer, NewTopic
 from tidemark.types import TopicPartition
+
+if TYPE_CHECKING:
+    from tests.minio_fixture import MinioServer
 
 TOTAL_BYTES = 2 << 30
 LOCAL_SHARE = 0.01
@@ -30,18 +33,23 @@ READER_BYTES_PER_S = 10e6
 HOT_S = 6.0
 
 
+def settings_of(store: MinioServer, prefix: str) -> dict[str, str]:
+    """Settings of nodes whose tier is in the store, under this prefix."""
+    return {
+        "remote.log.storage.system.enable": "true",
+        "remote.log.metadata.topic.num.partitions": "1",
+        "remote.log.manager.task.interval.ms": "500",
+        "log.retention.check.interval.ms": "500",
+        **{f"rsm.config.{name}": value for name, value in store.rsm_config(prefix).items()},
+    }
+
+
 def run(scale: float) -> list[dict[str, Any]]:
     from tests.minio_fixture import MinioServer
 
     total = int(TOTAL_BYTES * scale)
     with MinioServer() as store, tempfile.TemporaryDirectory(prefix="bench-tier-") as path:
-        settings = {
-            "remote.log.storage.system.enable": "true",
-            "remote.log.metadata.topic.num.partitions": "1",
-            "remote.log.manager.task.interval.ms": "500",
-            "log.retention.check.interval.ms": "500",
-            **{f"rsm.config.{name}": value for name, value in store.rsm_config("cold/").items()},
-        }
+        settings = settings_of(store, "cold/")
         with LocalCluster(Path(path), controllers=1, brokers=2, overrides=settings) as cluster:
             cluster.wait_ready(60)
             return asyncio.run(_rows(cluster, store, total))

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from _tier_cluster import settings_of
 
 from tidemark.cli.local_cluster import LocalCluster
 from tidemark.client import Admin, AsyncAdmin, NewTopic, Producer
@@ -37,13 +38,7 @@ def run() -> list[dict[str, Any]]:
 
     total_mb = int(os.environ.get("TIDEMARK_BENCH_DIRECT_MB", "512"))
     with MinioServer() as store, tempfile.TemporaryDirectory(prefix="bench-direct-") as path:
-        settings = {
-            "remote.log.storage.system.enable": "true",
-            "remote.log.metadata.topic.num.partitions": "1",
-            "remote.log.manager.task.interval.ms": "500",
-            "log.retention.check.interval.ms": "500",
-            **{f"rsm.config.{name}": value for name, value in store.rsm_config("d/").items()},
-        }
+        settings = settings_of(store, "d/")
         with LocalCluster(Path(path), controllers=1, brokers=1, overrides=settings) as cluster:
             cluster.wait_ready(60)
             _fill(cluster.bootstrap_servers, total_mb)
