@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from quorum.controller.configs import check_resource
 from quorum.image import ConfigResource, ConfigResourceType, MetadataImage
 from tidemark.config import ServerConfig, TopicConfig, dynamic_settings, synonym_of
-from tidemark.config.definition import keys_of, text_of, types_of
+from tidemark.config.definition import keys_of, text_of, types_of, value_of
 from tidemark.errors import ApiError, InvalidRequestError
 from tidemark.v1 import admin_pb2
 
@@ -112,7 +112,7 @@ def _server_values(image: MetadataImage, config: ServerConfig, key: str) -> list
     for settings, source in dynamic:
         if key in settings:
             said.append(_Said(key, settings[key], source))
-    value = getattr(config, field.name)
+    value = value_of(config, key)
     if value != field.default:
         said.append(_Said(key, text_of(value), _Response.STATIC_BROKER_CONFIG))
     if field.default is not dataclasses.MISSING:

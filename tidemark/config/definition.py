@@ -37,11 +37,12 @@ def setting(
     at_most: float | None = None,
     one_of: tuple[str, ...] | None = None,
     matching: str | None = None,
+    secret: bool = False,
 ) -> Any:
     """A field of a settings class; without a default the setting is required.
 
     A tuple is written as a comma-separated list. Its items, or the text, have to match the regular
-    expression `matching`.
+    expression `matching`. The value of a `secret` one is told to nobody.
     """
     metadata = {
         "doc": doc,
@@ -49,10 +50,21 @@ def setting(
         "at_most": at_most,
         "one_of": one_of,
         "matching": matching,
+        "secret": secret,
     }
     if default is _MISSING:
         return dataclasses.field(metadata=metadata, kw_only=True)
     return dataclasses.field(default=default, metadata=metadata, kw_only=True)
+
+
+def section(settings_class: type[Any]) -> Any:
+    """A field that holds settings of one subject, which have a class of their own.
+
+    Their names are those of that class: a file of settings does not tell sections.
+    """
+    return dataclasses.field(
+        default_factory=settings_class, metadata={"section": settings_class}, kw_only=True
+    )
 
 
 def key_of(attribute: str) -> str:
@@ -61,27 +73,42 @@ def key_of(attribute: str) -> str:
 
 
 def keys_of(settings_class: type[Any]) -> Mapping[str, dataclasses.Field[Any]]:
-    """The settings of a class by Kafka's names. The mapping is computed once per class; do not
-    change it.
+    """The settings of a class and of its sections by Kafka's names. The mapping is computed once
+    per class; do not change it.
     """
     found = _keys.get(settings_class)
     if found is None:
         found = _keys[settings_class] = {
             key_of(field.name): field
-            for field in dataclasses.fields(settings_class)
+            for owner in (settings_class, *_sections(settings_class).values())
+            for field in dataclasses.fields(owner)
             if "doc" in field.metadata
         }
     return found
 
 
+def _sections(settings_class: type[Any]) -> dict[str, type[Any]]:
+    fields = dataclasses.fields(settings_class)
+    return {f.name: f.metadata["section"] for f in fields if "section" in f.metadata}
+
+
+def value_of(settings: Any, key: str) -> Any:
+    """The value of the setting `key` in `settings` or one of its sections."""
+    name = keys_of(type(settings))[key].name
+    owners = (settings, *(getattr(settings, part) for part in _sections(type(settings))))
+    return next(getattr(owner, name) for owner in owners if hasattr(owner, name))
+
+
 def types_of(settings_class: type[Any]) -> Mapping[str, Any]:
-    """The types of a class's attributes.
+    """The types of a class's attributes, and of its sections'.
 
     They are resolved once per class, because that takes longer than the rest of a parse.
     """
     found = _types.get(settings_class)
     if found is None:
         found = _types[settings_class] = typing.get_type_hints(settings_class)
+        for part in _sections(settings_class).values():
+            found |= typing.get_type_hints(part)
     return found
 
 
@@ -184,4 +211,8 @@ def parse(
     for key, field in known.items():
         if field.name not in chosen and field.default is dataclasses.MISSING:
             raise ConfigError(f"the setting {key!r} is required: {field.metadata['doc']}")
-    return settings_class(**chosen, **plugin)
+    sections = {
+        attribute: part(**{n: chosen.pop(n) for n in types_of(part) if n in chosen})
+        for attribute, part in _sections(settings_class).items()
+    }
+    return settings_class(**chosen, **sections, **plugin)
