@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
@@ -59,11 +60,13 @@ from node.upkeep.background import BackgroundWork
 from node.upkeep.directory_mover import DirectoryMover
 from quorum.replica.client import RaftClient
 from quorum.replica.loader import MetadataLoader
+from quorum.replica.settings import controller_channels
 from quorum.services.admin_service import AdminNode
 from quorum.services.controller_client import ControllerClient
 from tidemark.config import ServerConfig, TopicConfig
 from tidemark.errors import FatalError
 from tidemark.types import Endpoint, TopicPartition
+from tidemark.wire.network import Channels
 from tiering.manager import RemoteLogManager
 
 logger = logging.getLogger(__name__)
@@ -95,8 +98,11 @@ class BrokerServer:
         self._raft = raft
         self._loader = loader
         self._on_fatal = on_fatal
-        self._tasks: list[asyncio.Task[None]] = []
-        self._client = ControllerClient(raft.leader_endpoint)
+        # At once: this takes longer than all else of a start. The first produce of many records
+        # would load them on the loop.
+        self._kernels = spawn("record kernels", _load_kernels(), on_fatal)
+        self._tasks: list[asyncio.Task[None]] = [self._kernels]
+        self._client = ControllerClient(raft.leader_endpoint, controller_channels(config))
         self._logs = self._log_manager(clock)
         self._cluster = ClusterView(config)
         self._tier = make_tier(config, clock, storage, self._cluster, on_fatal)
@@ -213,13 +219,15 @@ class BrokerServer:
             )
 
         throttle = self._replication_throttle(FOLLOWER)
+        config = self._config
+        channels = Channels(config.channel_security(config.inter_broker_listener))
 
         def make(endpoint: Endpoint) -> ReplicaFetcher:
             return ReplicaFetcher(
                 self._config,
                 self._identity,
                 self._storage.cluster_id,
-                GrpcReplicationClient(endpoint),
+                GrpcReplicationClient(endpoint, channels),
                 bootstrap,
                 self._on_fatal,
                 clock,
@@ -331,12 +339,9 @@ class BrokerServer:
         """
         await self.lifecycle.registered.wait()
         await self._loader.wait_for_offset(self._identity.epoch)
-        # The first produce of many records would load the kernels on the loop, for a second or two.
         notice = asyncio.get_running_loop().call_later(_PATIENCE_S, logger.info, _STILL_STARTING)
         try:
-            await asyncio.gather(
-                asyncio.to_thread(self._logs.open), asyncio.to_thread(_load_kernels)
-            )
+            await asyncio.gather(asyncio.to_thread(self._logs.open), self._kernels)
         finally:
             notice.cancel()
         self._logs_open = True
@@ -384,11 +389,18 @@ class BrokerServer:
             await asyncio.to_thread(self._logs.close, clean, self._identity.epoch)
 
 
-def _load_kernels() -> None:
+async def _load_kernels() -> None:
     """Loads the kernels that walk over a leader's records, which were compiled at installation."""
-    from tidemark.records.arrow import warm_up
+    began = time.perf_counter()
 
-    warm_up()
+    def load() -> list[str]:
+        from tidemark.records.arrow import warm_up
+
+        return warm_up()
+
+    compiled = await asyncio.to_thread(load)
+    seconds = time.perf_counter() - began
+    logger.info("record kernels: loaded in %.1f s, %d compiled here", seconds, len(compiled))
 
 
 def make_tier(

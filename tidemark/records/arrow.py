@@ -11,7 +11,6 @@ same bytes and the same errors.
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Collection
 from typing import Any
 
@@ -59,15 +58,15 @@ PLAIN_RECORDS_MAX = 2_000
 
 
 class _PlainBudget:
-    """The count of records that took the plain path. No record takes it once numba is loaded or the
-    budget is spent.
+    """The count of records that took the plain path. No record takes it once kernels are loaded or
+    the budget is spent. While a thread loads them, no other waits for it before that.
     """
 
     def __init__(self) -> None:
         self.left = PLAIN_RECORDS_MAX
 
     def take(self, count: int) -> bool:
-        if count > self.left or "tidemark.records.kernels.codec" in sys.modules:
+        if count > self.left or _kernels.cache_info().currsize:
             return False
         self.left -= count
         return True
@@ -92,14 +91,18 @@ def _kernels() -> tuple[Any, Any]:
     return kernels, columns
 
 
-def warm_up() -> None:
-    """Loads the kernels. Compiling them for the first time on a machine takes a few seconds."""
+def warm_up() -> list[str]:
+    """Loads the kernels; returns the names of those that no cache had. Compiling all of them takes
+    20 s of a core.
+    """
     _kernels()
     from tidemark.records.kernels import append as append_kernel
     from tidemark.records.kernels import batches as batch_kernel
     from tidemark.records.kernels import clean as clean_kernels
+    from tidemark.records.kernels import jit
 
     assert append_kernel.KEYS_UNKNOWN and clean_kernels.ORDERS and batch_kernel.DAMAGED
+    return jit.compiled_here
 
 
 def encode_arrow(

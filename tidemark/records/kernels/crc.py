@@ -20,11 +20,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from llvmlite import binding, ir  # type: ignore[import-untyped, unused-ignore]
+from llvmlite import ir  # type: ignore[import-untyped, unused-ignore]
 from numba import config, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from tidemark.records.kernels import processor
 from tidemark.records.kernels.codec import Bytes, wide
 from tidemark.records.kernels.jit import INT64, UINT8, helper, kernel, readable
 
@@ -36,9 +37,7 @@ CRC_BEGIN = 0xFFFFFFFF
 
 def _instruction() -> tuple[str, int]:
     """Returns LLVM's name of the instruction and the bits of its sum; ("", 0) without one."""
-    if config.CPU_NAME or config.CPU_FEATURES:
-        return "", 0  # numba compiles for another processor
-    features = binding.get_host_cpu_features()
+    features = processor.features()
     machine = platform.machine().lower()
     if machine in ("x86_64", "amd64") and features.get("sse4.2"):
         return "llvm.x86.sse42.crc32.64.64", 64
@@ -52,7 +51,7 @@ _NAME, _BITS = _instruction()
 
 def _can_fold() -> bool:
     """Returns whether vectors of 512 bits can be multiplied without carry."""
-    features = binding.get_host_cpu_features()
+    features = processor.features()
     wanted = ("avx512f", "vpclmulqdq")
     return _BITS == 64 and bool(config.ENABLE_AVX) and all(map(features.get, wanted))
 

@@ -24,10 +24,17 @@ from typing import Any, TypeVar
 import numba
 from numba import types
 
+from tidemark.records.kernels import processor
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 INT64 = types.int64
 UINT8 = types.uint8
+
+processor.choose()
+
+compiled_here: list[str] = []
+"""Names of the kernels that this process compiled, since no cache had them."""
 
 
 def readable(dtype: Any) -> Any:
@@ -63,6 +70,8 @@ def _compiled(function: F, signature: Any, cache: bool) -> F:
             _take_over(Path(function.__code__.co_filename).parent / "__pycache__", file)
     compiled.compile(signature)
     compiled.disable_compile()
+    if not cache or any(compiled.stats.cache_misses.values()):
+        compiled_here.append(function.__name__)
     dispatcher: F = compiled
     return dispatcher
 
