@@ -20,9 +20,8 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
+from typing import TYPE_CHECKING
 from uuid import UUID
-
-from prometheus_client.metrics_core import Metric
 
 from commitlog.disk.log_directory import LogDirectory
 from commitlog.disk.reserve import Reserve
@@ -31,8 +30,7 @@ from node.coordination.coordinators import Coordinators
 from node.membership.directory_assignments import DirectoryAssignments
 from node.membership.identity import BrokerIdentity
 from node.membership.lifecycle import BrokerLifecycle
-from node.metrics.families import of_kafka
-from node.metrics.sources import of_memory, of_partitions, of_topics, restart_harms
+from node.metrics.harms import restart_harms
 from node.partition.cluster_view import ClusterView
 from node.partition.registry import PartitionRegistry
 from node.quotas.clients import ClientQuotas
@@ -60,14 +58,15 @@ from node.upkeep.background import BackgroundWork
 from node.upkeep.directory_mover import DirectoryMover
 from quorum.replica.client import RaftClient
 from quorum.replica.loader import MetadataLoader
-from quorum.replica.settings import controller_channels
 from quorum.services.admin_service import AdminNode
 from quorum.services.controller_client import ControllerClient
 from tidemark.config import ServerConfig, TopicConfig
 from tidemark.errors import FatalError
 from tidemark.types import Endpoint, TopicPartition
-from tidemark.wire.network import Channels
 from tiering.manager import RemoteLogManager
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
 
 logger = logging.getLogger(__name__)
 
@@ -102,7 +101,7 @@ class BrokerServer:
         # would load them on the loop.
         self._kernels = spawn("record kernels", _load_kernels(), on_fatal)
         self._tasks: list[asyncio.Task[None]] = [self._kernels]
-        self._client = ControllerClient(raft.leader_endpoint, controller_channels(config))
+        self._client = ControllerClient(raft.leader_endpoint)
         self._logs = self._log_manager(clock)
         self._cluster = ClusterView(config)
         self._tier = make_tier(config, clock, storage, self._cluster, on_fatal)
@@ -219,15 +218,13 @@ class BrokerServer:
             )
 
         throttle = self._replication_throttle(FOLLOWER)
-        config = self._config
-        channels = Channels(config.channel_security(config.inter_broker_listener))
 
         def make(endpoint: Endpoint) -> ReplicaFetcher:
             return ReplicaFetcher(
                 self._config,
                 self._identity,
                 self._storage.cluster_id,
-                GrpcReplicationClient(endpoint, channels),
+                GrpcReplicationClient(endpoint),
                 bootstrap,
                 self._on_fatal,
                 clock,
@@ -270,6 +267,9 @@ class BrokerServer:
 
     def families(self, wall_ms: int) -> Iterator[Metric]:
         """Metrics of the partitions, the memory and the tier of this broker."""
+        from node.metrics.families import of_kafka
+        from node.metrics.sources import of_memory, of_partitions, of_topics
+
         hosted = list(self.partitions)
         yield from of_partitions(hosted, self.partitions.offline)
         yield from of_topics(hosted)
