@@ -96,10 +96,7 @@ class BrokerServer:
         self._raft = raft
         self._loader = loader
         self._on_fatal = on_fatal
-        # At once: this takes longer than all else of a start. The first produce of many records
-        # would load them on the loop.
-        self._kernels = spawn("record kernels", _load_kernels(), on_fatal)
-        self._tasks: list[asyncio.Task[None]] = [self._kernels]
+        self._tasks: list[asyncio.Task[None]] = []
         self._client = ControllerClient(raft.leader_endpoint)
         self._logs = self._log_manager(clock)
         self._cluster = ClusterView(config)
@@ -305,10 +302,14 @@ class BrokerServer:
         """Starts serving and registering; returns before the broker is ready. `reserve`: of the
         directory that has the metadata log.
         """
+        # First, as it takes longest. Later the first produce would load them on the loop.
+        kernels = spawn("record kernels", _load_kernels(), self._on_fatal)
+        self._tasks.append(kernels)
         await self._listeners.start()
         self._tasks.append(spawn("lifecycle", self.lifecycle.run(), self._on_fatal))
         self._tasks.append(spawn("directory assignments", self._assignments.run(), self._on_fatal))
-        self._tasks.append(spawn("become ready", self._become_ready(reserve), self._on_fatal))
+        ready = self._become_ready(reserve, kernels)
+        self._tasks.append(spawn("become ready", ready, self._on_fatal))
         self._tasks.append(spawn("health", self._keep_health(), self._on_fatal))
 
     def _admin_node(self) -> AdminNode:
@@ -327,7 +328,7 @@ class BrokerServer:
             ),
         )
 
-    async def _become_ready(self, reserve: Reserve) -> None:
+    async def _become_ready(self, reserve: Reserve, kernels: asyncio.Task[None]) -> None:
         """Opens the logs and hosts the replicas of the image, then asks to be unfenced.
 
         Waits first until the image contains this broker's registration: settings of topics decide
@@ -337,7 +338,7 @@ class BrokerServer:
         await self._loader.wait_for_offset(self._identity.epoch)
         notice = asyncio.get_running_loop().call_later(_PATIENCE_S, logger.info, _STILL_STARTING)
         try:
-            await asyncio.gather(asyncio.to_thread(self._logs.open), self._kernels)
+            await asyncio.gather(asyncio.to_thread(self._logs.open), kernels)
         finally:
             notice.cancel()
         self._logs_open = True
