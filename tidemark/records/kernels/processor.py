@@ -1,9 +1,9 @@
 """The processor that kernels are compiled for: that of the machine, or an old one for all machines.
 
 An image is built on one machine and runs on others, where numba would find no kernel for the
-processor and compile all of them. `python -m tidemark.records.kernels.processor`, a step of the
-image's build, compiles them for any processor since 2008 (x86-64) or 2014 (ARMv8), and leaves a
-mark beside them. A machine whose processor has those features takes these kernels. NUMBA_CPU_NAME
+processor and compile all of them. `python -m tidemark.records.kernels.processor` is a step of the
+image's build. It compiles for any processor since 2008 (x86-64) or 2014 (ARMv8), and leaves a mark
+beside the kernels. A machine whose processor has those features takes these kernels. NUMBA_CPU_NAME
 in the environment overrides the mark.
 """
 
