@@ -20,9 +20,8 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
+from typing import TYPE_CHECKING
 from uuid import UUID
-
-from prometheus_client.metrics_core import Metric
 
 from commitlog.disk.log_directory import LogDirectory
 from commitlog.disk.reserve import Reserve
@@ -31,8 +30,7 @@ from node.coordination.coordinators import Coordinators
 from node.membership.directory_assignments import DirectoryAssignments
 from node.membership.identity import BrokerIdentity
 from node.membership.lifecycle import BrokerLifecycle
-from node.metrics.families import of_kafka
-from node.metrics.sources import of_memory, of_partitions, of_topics, restart_harms
+from node.metrics.harms import restart_harms
 from node.partition.cluster_view import ClusterView
 from node.partition.registry import PartitionRegistry
 from node.quotas.clients import ClientQuotas
@@ -66,6 +64,9 @@ from tidemark.config import ServerConfig, TopicConfig
 from tidemark.errors import FatalError
 from tidemark.types import Endpoint, TopicPartition
 from tiering.manager import RemoteLogManager
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
 
 logger = logging.getLogger(__name__)
 
@@ -263,6 +264,9 @@ class BrokerServer:
 
     def families(self, wall_ms: int) -> Iterator[Metric]:
         """Metrics of the partitions, the memory and the tier of this broker."""
+        from node.metrics.families import of_kafka
+        from node.metrics.sources import of_memory, of_partitions, of_topics
+
         hosted = list(self.partitions)
         yield from of_partitions(hosted, self.partitions.offline)
         yield from of_topics(hosted)

@@ -14,16 +14,11 @@ import logging
 import signal
 import sys
 from collections.abc import Iterator, Mapping
-
-from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.metrics_core import Metric
+from typing import TYPE_CHECKING
 
 from commitlog.disk.files import Directory
 from commitlog.disk.reserve import Reserve
 from node.broker import BrokerServer
-from node.metrics.exposition import Exposition
-from node.metrics.families import gauge, of_kafka
-from node.metrics.sources import of_loop
 from node.runtime.clock import Clock
 from node.runtime.loop_lag import LoopLag, LoopWatch
 from node.runtime.storage import NodeStorage, open_storage
@@ -35,6 +30,11 @@ from tidemark.config import ServerConfig
 from tidemark.errors import FatalError, TidemarkError
 from tidemark.surroundings import surroundings
 from tidemark.types import Endpoint
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
+
+    from node.metrics.exposition import Exposition
 
 logger = logging.getLogger(__name__)
 
@@ -87,6 +87,8 @@ class Server:
     async def _start(self, storage: NodeStorage) -> None:
         config = self.config
         if config.prometheus_listener:
+            from node.metrics.exposition import Exposition  # it costs 0.1 s of CPU
+
             self._exposition = Exposition(self)
             self.metrics_endpoint = await self._exposition.start(config.prometheus_listener)
             logger.info("metrics and probes are at http://%s", self.metrics_endpoint.address)
@@ -153,10 +155,10 @@ class Server:
 
     def families(self) -> Iterator[Metric]:
         """All metrics of the parts that run."""
-        roles, own = ",".join(self.config.process_roles), str(self.config.node_id)
-        info = GaugeMetricFamily("tidemark_node_info", "1", labels=["node_id", "roles"])
-        info.add_metric([own, roles], 1)
-        yield info
+        from node.metrics.families import gauge, of_kafka
+        from node.metrics.sources import of_loop, of_node
+
+        yield of_node(self.config)
         yield gauge("node_ready", "1: the node serves its roles", self.is_ready)
         if self._lag is not None:
             yield from of_loop(self._lag)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
@@ -18,11 +18,18 @@ from node.partition.hosted import HostedPartition
 from node.runtime.loop_lag import BOUNDS_MS, LoopLag
 from node.serving.answer_memory import AnswerMemory
 from node.serving.request_memory import RequestMemory
-from quorum.image import MetadataImage
+from tidemark.config import ServerConfig
 from tidemark.types import TopicPartition
 
 _BEAN = "Kafka's kafka.server:type=ReplicaManager,name="
 _TOPIC_BEAN = "Kafka's kafka.server:type=BrokerTopicMetrics,name="
+
+
+def of_node(config: ServerConfig) -> Metric:
+    """The node's id and roles."""
+    info = GaugeMetricFamily("tidemark_node_info", "1", labels=["node_id", "roles"])
+    info.add_metric([str(config.node_id), ",".join(config.process_roles)], 1)
+    return info
 
 
 def of_loop(lag: LoopLag) -> Iterator[Metric]:
@@ -121,16 +128,4 @@ def of_directories(online: Mapping[str, bool], free_bytes: Mapping[str, int]) ->
         "Free bytes of the disk",
         "path",
         dict(free_bytes),
-    )
-
-
-def restart_harms(image: MetadataImage, node_id: int, min_isr: Callable[[str], int]) -> list[str]:
-    """The partitions that could not be written to while this broker is down: their in-sync replicas
-    would be too few."""
-    return sorted(
-        f"{topic.name}-{index}"
-        for topic, index, partition in image.topics.hosted_by(node_id)
-        if node_id in partition.isr
-        and len(partition.replicas) > 1
-        and len(partition.isr) - 1 < min(min_isr(topic.name), len(partition.replicas))
     )

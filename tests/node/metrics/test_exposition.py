@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import urllib.request
 from http.client import HTTPResponse
 from pathlib import Path
@@ -11,7 +13,7 @@ from urllib.error import HTTPError
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from node.metrics.sources import restart_harms
+from node.metrics.harms import restart_harms
 from node.runtime.storage import format_storage
 from node.server import Server
 from tests.node.cluster import batch
@@ -101,6 +103,12 @@ def test_a_node_tells_what_passes_through_it_and_how_it_is(tmp_path: Path) -> No
         assert (await asyncio.to_thread(get, server, "/other"))[0] == 404
 
     serve(config, story)
+
+
+def test_the_client_of_prometheus_costs_nothing_unless_it_is_configured() -> None:
+    told = "import sys, node.server; print('prometheus_client' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True)
+    assert found.stdout == "False\n"
 
 
 def test_no_port_is_opened_unless_it_is_configured(tmp_path: Path) -> None:
