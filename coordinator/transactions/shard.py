@@ -128,14 +128,16 @@ class TransactionShard:
         expected: ProducerIdAndEpoch | None,
         new_producer_id: Callable[[], int],
         now: Now,
+        *,
+        keep_open: bool = False,
     ) -> CoordinatorResult[ProducerIdAndEpoch | None]:
         """A producer that begins, or with `expected` one that goes on after an error (KIP-360).
-        Fences the one before.
+        Fences the one before; with `keep_open` not while its transaction is open (KIP-939).
 
         The answer is None if that one had a transaction, which is aborted now: the caller is to be
         told CONCURRENT_TRANSACTIONS, and to come again. Raises ConcurrentTransactionsError while a
         transaction ends, ProducerFencedError, InvalidTransactionTimeoutError and
-        InvalidRequestError.
+        InvalidRequestError; with `keep_open` InvalidTxnStateError.
         """
         _check_id(transactional_id)
         most_ms = self._settings.transaction_max_timeout_ms
@@ -156,6 +158,8 @@ class TransactionShard:
             )
         if state.transaction_status in PREPARED:
             raise _ending(transactional_id)
+        if keep_open:
+            _check_free(transactional_id, state)
         self._last_epochs.pop(transactional_id, None)
         if expected is not None:
             self._last_epochs[transactional_id] = expected.producer_epoch
@@ -195,6 +199,7 @@ class TransactionShard:
         if is_open and partitions_of(state).issuperset(partitions):
             return CoordinatorResult(None)
         if not is_open:
+            state = self._with_timeout(state)
             self._timeouts.set(transactional_id, now.mono_ms + state.transaction_timeout_ms)
         longer = transaction.with_partitions(state, partitions, now.wall_ms)
         return _result(transactional_id, longer, None)
@@ -252,12 +257,17 @@ class TransactionShard:
         committed: bool,
         new_producer_id: Callable[[], int],
         now: Now,
+        *,
+        keep_prepared: bool = False,
+        by_force: bool = False,
     ) -> CoordinatorResult[ProducerIdAndEpoch]:
         """Decides a transaction; the answer is the producer of the next one.
 
         A retry is known by the epoch before that of the state. An abort without a transaction is
-        accepted: the producer can not know whether its first partition was added. Raises
-        InvalidTxnStateError, ConcurrentTransactionsError (a retry while markers are written),
+        accepted: the producer can not know whether its first partition was added. `keep_prepared`
+        refuses one that is prepared. An abort of such a one `by_force` leaves its timeout as a
+        mark, which `init_producer_id` keeps with `keep_open`. Raises InvalidTxnStateError,
+        ConcurrentTransactionsError (a retry while markers are written),
         InvalidProducerIdMappingError and ProducerFencedError.
         """
         state = self._state(transactional_id)
@@ -273,14 +283,24 @@ class TransactionShard:
         is_open = status is TransactionState.ONGOING
         if committed and not is_open:
             raise InvalidTxnStateError(f"{transactional_id} has no open transaction to commit")
+        if keep_prepared and is_open and state.transaction_timeout_ms == NO_TIMEOUT_MS:
+            raise InvalidTxnStateError(
+                f"the transaction of {transactional_id} is prepared: whoever prepared it decides"
+            )
         next_id = new_producer_id() if state.producer_epoch >= LAST_EPOCH else -1
-        if state.transaction_timeout_ms == NO_TIMEOUT_MS:  # the next one is not prepared yet
-            most_ms = self._settings.transaction_max_timeout_ms
-            state = replace(state, transaction_timeout_ms=most_ms)
+        if committed or not by_force:
+            state = self._with_timeout(state)
         decided = transaction.prepared(state, committed, next_id, now.wall_ms)
         if not is_open:
             decided = transaction.completed(decided, now.wall_ms)  # there is nobody to tell
         return _result(transactional_id, decided, producer_of(decided))
+
+    def _with_timeout(self, state: TransactionLogValue) -> TransactionLogValue:
+        """The next transaction is not prepared yet."""
+        if state.transaction_timeout_ms != NO_TIMEOUT_MS:
+            return state
+        most_ms = self._settings.transaction_max_timeout_ms
+        return replace(state, transaction_timeout_ms=most_ms)
 
     def _ended_before(
         self, transactional_id: str, state: TransactionLogValue, committed: bool
@@ -459,6 +479,18 @@ def _bumped(state: TransactionLogValue, new_producer_id: Callable[[], int]) -> P
 def _check_id(transactional_id: str) -> None:
     if not transactional_id:
         raise InvalidRequestError("the transactional id is empty")
+
+
+def _check_free(transactional_id: str, state: TransactionLogValue) -> None:
+    """Raises InvalidTxnStateError if a producer that comes would abort a transaction, or remove the
+    mark of one that was lost by force."""
+    if state.transaction_status == TransactionState.ONGOING:
+        raise InvalidTxnStateError(f"the transaction of {transactional_id} is open")
+    is_aborted = state.transaction_status == TransactionState.COMPLETE_ABORT
+    if is_aborted and state.transaction_timeout_ms == NO_TIMEOUT_MS:
+        raise InvalidTxnStateError(
+            f"the last transaction of {transactional_id} was prepared, and aborted by force"
+        )
 
 
 def _ending(transactional_id: str) -> ConcurrentTransactionsError:

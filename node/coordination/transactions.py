@@ -42,6 +42,7 @@ from tidemark.errors import (
     ApiError,
     ConcurrentTransactionsError,
     CoordinatorLoadInProgressError,
+    InvalidTxnStateError,
     UnknownTopicOrPartitionError,
 )
 from tidemark.types import TRANSACTION_TOPIC
@@ -138,9 +139,9 @@ class TransactionCoordinator:
         self._peers.serve(f"/{MARKERS.full_name}/AddPartitionsToTxn", self.add_partitions)
         self._peers.serve(f"/{MARKERS.full_name}/WriteTxnMarkers", writer.write)
 
-    def add_to(self, server: grpc.aio.Server, listener: str) -> None:
-        """Serves both services on a listener."""
-        for service in (TRANSACTIONS, MARKERS):
+    def add_to(self, server: grpc.aio.Server, listener: str, *, serves_nodes: bool) -> None:
+        """Serves Transactions on a listener; with `serves_nodes` TransactionMarkers, too."""
+        for service in (TRANSACTIONS, MARKERS) if serves_nodes else (TRANSACTIONS,):
             serve_methods(server, listener, service, self._methods, self._throttling)
 
     async def stop(self) -> None:
@@ -198,15 +199,23 @@ class TransactionCoordinator:
                 expected,
                 self._new_producer_id,
                 now,
+                keep_open=request.keep_open,
             )
 
-        producer = await self._write(transactional_id, decide)
+        try:
+            producer = await self._write(transactional_id, decide)
+        except ConcurrentTransactionsError as error:
+            if not request.keep_open:
+                raise
+            raise InvalidTxnStateError(str(error)) from error  # its caller takes another id
         if producer is None:  # the open transaction of the producer before is being aborted
             producer = await self._write(transactional_id, decide)
         if producer is None:
             raise ConcurrentTransactionsError(f"{transactional_id}: try again")
         return log_pb2.InitProducerIdResponse(
-            producer_id=producer.producer_id, producer_epoch=producer.producer_epoch
+            producer_id=producer.producer_id,
+            producer_epoch=producer.producer_epoch,
+            keeps_open=request.keep_open,
         )
 
     async def _end_txn(self, request: pb.EndTxnRequest) -> pb.EndTxnResponse:
@@ -214,7 +223,13 @@ class TransactionCoordinator:
         following = await self._write(
             request.transactional_id,
             lambda shard, now: shard.end_txn(
-                request.transactional_id, producer, request.committed, self._new_producer_id, now
+                request.transactional_id,
+                producer,
+                request.committed,
+                self._new_producer_id,
+                now,
+                keep_prepared=request.keep_prepared,
+                by_force=request.by_force,
             ),
         )
         return pb.EndTxnResponse(

@@ -71,9 +71,9 @@ class FakeTransactions:
         self.asked.append(([*partitions], limit_ms))
         return [HangingTransaction(WHERE, OPEN)]
 
-    def force_terminate(self, transactional_id: str) -> None:
+    def force_terminate(self, transactional_id: str, *, lose_prepared: bool) -> None:
         self.describe([transactional_id])
-        self.changed.append(transactional_id)
+        self.changed.append((transactional_id, lose_prepared))
 
 
 class Fake(FakeAdmin):
@@ -222,6 +222,7 @@ def test_hanging_transactions_are_shown_as_abort_takes_them(admin: Fake) -> None
 
 def test_a_transactional_id_is_terminated_by_force(admin: Fake) -> None:
     assert "fenced" in run("force-terminate", "--transactional-id", "pay")
-    assert admin.transactions.changed == ["pay"]
+    run("force-terminate", "--transactional-id", "pay", "--lose-prepared")
+    assert admin.transactions.changed == [("pay", False), ("pay", True)]
     error = run("force-terminate", "--transactional-id", "no", code=1)
     assert "(TRANSACTIONAL_ID_NOT_FOUND)" in error

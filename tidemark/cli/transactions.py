@@ -270,10 +270,21 @@ def _partitions(
 
 @app.command("force-terminate")
 @with_session
-def force_terminate(session: Session, transactional_id: TransactionalId) -> None:
+def force_terminate(
+    session: Session,
+    transactional_id: TransactionalId,
+    lose_prepared: Annotated[
+        bool,
+        typer.Option(
+            "--lose-prepared",
+            help="Abort it also if it is prepared, though its end may be decided: records are lost"
+            " then.",
+        ),
+    ] = False,
+) -> None:
     """Fence the producer of a transactional id, and abort its open transaction everywhere."""
     with session.admin() as admin:
-        admin.transactions.force_terminate(transactional_id)
+        admin.transactions.force_terminate(transactional_id, lose_prepared=lose_prepared)
     session.tell(
         {"transactional_id": transactional_id},
         [f"{transactional_id} has no open transaction now, and its producer is fenced"],

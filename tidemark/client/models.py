@@ -15,6 +15,8 @@ from tidemark.types import OwnDamage as OwnDamage
 
 Header = tuple[str, bytes | None]
 
+_PREPARED_MS = 2**31 - 1  # the timeout of a prepared transaction (KIP-939)
+
 
 class RecordMetadata(NamedTuple):
     """Partition and offset of a written record.
@@ -134,6 +136,12 @@ class TransactionDescription:
     start_time_ms: int | None
     last_update_time_ms: int
     partitions: tuple[TopicPartition, ...]
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether the open transaction is prepared; of CompleteAbort, whether the last one was, and
+        was aborted by others than its owner."""
+        return self.timeout_ms == _PREPARED_MS
 
 
 @dataclass(frozen=True, slots=True)

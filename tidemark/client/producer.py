@@ -266,15 +266,19 @@ class AsyncProducer(AsyncCloses):
 
     # Transactions.
 
-    async def init_transactions(self, timeout_ms: float | None = None) -> None:
+    async def init_transactions(
+        self, timeout_ms: float | None = None, *, keep_open: bool = False
+    ) -> None:
         """Fences earlier producers of the transactional id, whose open transaction is aborted, and
         makes this one ready. Does nothing if it is.
 
         `timeout_ms` is max.block.ms by default. Raises InvalidTransactionTimeoutError, and after
-        the timeout the last retriable error; it may be called again then.
+        the timeout the last retriable error; it may be called again then. With `keep_open` no
+        transaction is aborted (KIP-939). Raises InvalidTxnStateError while one is open, and
+        UnsupportedVersionError of brokers that are too old.
         """
         self._connections.check_fork()
-        await self.required_transactions().init(timeout_ms)
+        await self.required_transactions().init(timeout_ms, keep_open=keep_open)
 
     def begin_transaction(self) -> None:
         """Opens a transaction, to which all sends belong until it is committed or aborted.

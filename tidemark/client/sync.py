@@ -227,9 +227,11 @@ class Producer(Face):
 
     # Transactions.
 
-    def init_transactions(self, timeout_ms: float | None = None) -> None:
+    def init_transactions(
+        self, timeout_ms: float | None = None, *, keep_open: bool = False
+    ) -> None:
         """Fences earlier producers of the transactional id."""
-        self._thread.run(self._core.init_transactions(timeout_ms))
+        self._thread.run(self._core.init_transactions(timeout_ms, keep_open=keep_open))
 
     def begin_transaction(self) -> None:
         """Opens a transaction, to which all sends belong until it is committed or aborted."""

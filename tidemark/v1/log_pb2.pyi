@@ -797,6 +797,7 @@ class InitProducerIdRequest(_message.Message):
     TRANSACTION_TIMEOUT_MS_FIELD_NUMBER: _builtins.int
     PRODUCER_ID_FIELD_NUMBER: _builtins.int
     PRODUCER_EPOCH_FIELD_NUMBER: _builtins.int
+    KEEP_OPEN_FIELD_NUMBER: _builtins.int
     transactional_id: _builtins.str
     """empty: none, any broker answers"""
     transaction_timeout_ms: _builtins.int
@@ -805,6 +806,10 @@ class InitProducerIdRequest(_message.Message):
     """a producer that goes on after an error names its own (KIP-360); left out, or -1: a new one"""
     producer_epoch: _builtins.int
     """the same"""
+    keep_open: _builtins.bool
+    """The last transaction is not aborted (KIP-939, keepPreparedTxn): while it is open, or if it was prepared and lost by force,
+    INVALID_TXN_STATE. Of ids that several processes take in turn.
+    """
     def __init__(
         self,
         *,
@@ -812,10 +817,11 @@ class InitProducerIdRequest(_message.Message):
         transaction_timeout_ms: _builtins.int = ...,
         producer_id: _builtins.int | None = ...,
         producer_epoch: _builtins.int | None = ...,
+        keep_open: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_producer_epoch", b"_producer_epoch", "_producer_id", b"_producer_id", "producer_epoch", b"producer_epoch", "producer_id", b"producer_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_producer_epoch", b"_producer_epoch", "_producer_id", b"_producer_id", "producer_epoch", b"producer_epoch", "producer_id", b"producer_id", "transaction_timeout_ms", b"transaction_timeout_ms", "transactional_id", b"transactional_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_producer_epoch", b"_producer_epoch", "_producer_id", b"_producer_id", "keep_open", b"keep_open", "producer_epoch", b"producer_epoch", "producer_id", b"producer_id", "transaction_timeout_ms", b"transaction_timeout_ms", "transactional_id", b"transactional_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__producer_epoch: _TypeAlias = _typing.Literal["producer_epoch"]  # noqa: Y015
     _WhichOneofArgType__producer_epoch: _TypeAlias = _typing.Literal["_producer_epoch", b"_producer_epoch"]  # noqa: Y015
@@ -840,10 +846,13 @@ class InitProducerIdResponse(_message.Message):
     ERROR_MESSAGE_FIELD_NUMBER: _builtins.int
     PRODUCER_ID_FIELD_NUMBER: _builtins.int
     PRODUCER_EPOCH_FIELD_NUMBER: _builtins.int
+    KEEPS_OPEN_FIELD_NUMBER: _builtins.int
     error_code: _errors_pb2.ErrorCode.ValueType
     error_message: _builtins.str
     producer_id: _builtins.int
     producer_epoch: _builtins.int
+    keeps_open: _builtins.bool
+    """keep_open was obeyed; false from a broker that does not know it"""
     def __init__(
         self,
         *,
@@ -851,10 +860,11 @@ class InitProducerIdResponse(_message.Message):
         error_message: _builtins.str = ...,
         producer_id: _builtins.int = ...,
         producer_epoch: _builtins.int = ...,
+        keeps_open: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error_code", b"error_code", "error_message", b"error_message", "producer_epoch", b"producer_epoch", "producer_id", b"producer_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error_code", b"error_code", "error_message", b"error_message", "keeps_open", b"keeps_open", "producer_epoch", b"producer_epoch", "producer_id", b"producer_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -61,10 +61,16 @@ class EndTxnRequest(_message.Message):
     PRODUCER_ID_FIELD_NUMBER: _builtins.int
     PRODUCER_EPOCH_FIELD_NUMBER: _builtins.int
     COMMITTED_FIELD_NUMBER: _builtins.int
+    KEEP_PREPARED_FIELD_NUMBER: _builtins.int
+    BY_FORCE_FIELD_NUMBER: _builtins.int
     transactional_id: _builtins.str
     producer_id: _builtins.int
     producer_epoch: _builtins.int
     committed: _builtins.bool
+    keep_prepared: _builtins.bool
+    """INVALID_TXN_STATE if it is open and prepared: somebody may have decided to commit it"""
+    by_force: _builtins.bool
+    """an abort of a prepared one by others than its owner; marks it, see DescribeTransactions"""
     def __init__(
         self,
         *,
@@ -72,10 +78,12 @@ class EndTxnRequest(_message.Message):
         producer_id: _builtins.int = ...,
         producer_epoch: _builtins.int = ...,
         committed: _builtins.bool = ...,
+        keep_prepared: _builtins.bool = ...,
+        by_force: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "producer_epoch", b"producer_epoch", "producer_id", b"producer_id", "transactional_id", b"transactional_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by_force", b"by_force", "committed", b"committed", "keep_prepared", b"keep_prepared", "producer_epoch", b"producer_epoch", "producer_id", b"producer_id", "transactional_id", b"transactional_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -293,7 +301,7 @@ class DescribeTransactionsResponse(_message.Message):
         transactional_id: _builtins.str
         transaction_state: _builtins.str
         transaction_timeout_ms: _builtins.int
-        """2^31-1 of an open one: prepared by PrepareTxn, it does not time out"""
+        """2^31-1 of an open one: prepared, it does not time out; of CompleteAbort: prepared, and lost by force"""
         transaction_start_time_ms: _builtins.int
         """-1: none is open"""
         producer_id: _builtins.int

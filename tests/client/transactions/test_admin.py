@@ -397,3 +397,25 @@ def test_a_producer_is_fenced_and_its_transaction_aborted_everywhere() -> None:
         assert [each.transactional_id for each in await admin.transactions.list()] == ["one"]
 
     told(story)
+
+
+def test_a_prepared_transaction_is_lost_only_on_demand_and_its_owner_finds_the_mark() -> None:
+    async def story(stubs: Stubs, admin: AsyncAdmin) -> None:
+        one = await Transactions(stubs, "one").init()
+        identity = ("one", one.producer_id, one.epoch)
+        await one.send("a", 0, "x")
+        await admin.transactions.prepare(*identity)
+        with pytest.raises(InvalidTxnStateError, match="is prepared: who prepared it may"):
+            await admin.transactions.force_terminate("one")
+        with pytest.raises(InvalidTxnStateError, match="whoever prepared it decides"):
+            await admin.transactions.end(*identity, committed=False, keep_prepared=True)
+        for _ in range(2):  # the second one does not remove the mark
+            await admin.transactions.force_terminate("one", lose_prepared=True)
+        found = (await admin.transactions.describe(["one"]))["one"]
+        assert (found.state, found.is_prepared) == ("CompleteAbort", True)
+        with pytest.raises(InvalidTxnStateError, match="was aborted"):
+            await admin.transactions.end(*identity, committed=True)
+        await Transactions(stubs, "one").init()  # the owner of the id begins anew
+        assert await stubs.read("a") == []
+
+    told(story)

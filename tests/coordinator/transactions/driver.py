@@ -75,10 +75,14 @@ class Driver:
     # --- what a producer asks
 
     def try_init(
-        self, expected: ProducerIdAndEpoch | None = None, transactional_id: str = TXN
+        self,
+        expected: ProducerIdAndEpoch | None = None,
+        transactional_id: str = TXN,
+        keep_open: bool = False,
     ) -> ProducerIdAndEpoch | None:
         result = self.shard.init_producer_id(
-            transactional_id, TIMEOUT_MS, expected, self.new_producer_id, self.now
+            *(transactional_id, TIMEOUT_MS, expected, self.new_producer_id, self.now),
+            keep_open=keep_open,
         )
         return self.apply(result)
 
@@ -98,13 +102,20 @@ class Driver:
         self.apply(self.shard.add_partitions(transactional_id, producer, partitions, self.now))
 
     def end(
-        self, producer: ProducerIdAndEpoch, committed: bool = True, transactional_id: str = TXN
+        self,
+        producer: ProducerIdAndEpoch,
+        committed: bool = True,
+        transactional_id: str = TXN,
+        *,
+        keep_prepared: bool = False,
+        by_force: bool = False,
     ) -> ProducerIdAndEpoch:
-        return self.apply(
-            self.shard.end_txn(
-                transactional_id, producer, committed, self.new_producer_id, self.now
-            )
+        result = self.shard.end_txn(
+            *(transactional_id, producer, committed, self.new_producer_id, self.now),
+            keep_prepared=keep_prepared,
+            by_force=by_force,
         )
+        return self.apply(result)
 
     # --- what the broker does with markers
 

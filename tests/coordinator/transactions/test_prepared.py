@@ -9,6 +9,7 @@ from coordinator.transactions.shard import TransactionSettings
 from coordinator.transactions.transaction import NO_TIMEOUT_MS, ProducerIdAndEpoch
 from tests.coordinator.transactions.driver import P0, P1, TIMEOUT_MS, TXN, Driver
 from tidemark.errors import (
+    ConcurrentTransactionsError,
     InvalidProducerIdMappingError,
     InvalidTxnStateError,
     ProducerFencedError,
@@ -126,3 +127,69 @@ def test_without_the_setting_nothing_is_prepared() -> None:
     with pytest.raises(UnsupportedVersionError, match=r"transaction\.two\.phase\.commit\.enable"):
         prepare(driver, producer)
     driver.end(producer)
+
+
+@pytest.mark.parametrize("is_prepared", [False, True])
+def test_a_producer_that_keeps_open_transactions_takes_an_id_only_when_it_is_free(
+    driver: Driver, is_prepared: bool
+) -> None:
+    producer = opened(driver)
+    if is_prepared:
+        prepare(driver, producer)
+    with pytest.raises(InvalidTxnStateError, match="is open"):
+        driver.try_init(keep_open=True)
+    driver.end(producer)
+    with pytest.raises(ConcurrentTransactionsError):
+        driver.try_init(keep_open=True)
+    driver.written()
+    following = driver.try_init(keep_open=True)
+    assert following is not None and following.producer_epoch == producer.producer_epoch + 2
+    with pytest.raises(ProducerFencedError):  # the outcome of the one before can not be told
+        driver.end(producer)
+
+
+def test_an_abort_that_keeps_prepared_ones_ends_only_what_can_still_time_out(
+    driver: Driver,
+) -> None:
+    producer = opened(driver)
+    prepare(driver, producer)
+    for _ in range(2):
+        with pytest.raises(InvalidTxnStateError, match="is prepared"):
+            driver.end(producer, committed=False, keep_prepared=True)
+    driver.end(producer)
+    driver.written()
+    following = driver.ended(driver.init())
+    driver.add(following, P0)
+    driver.end(following, committed=False, keep_prepared=True)
+    driver.written()
+    assert driver.status() is S.COMPLETE_ABORT
+
+
+def test_the_mark_of_a_prepared_one_that_was_aborted_by_force_stays_for_its_owner(
+    driver: Driver,
+) -> None:
+    producer = opened(driver)
+    prepare(driver, producer)
+    following = driver.end(producer, committed=False, by_force=True)
+    driver.written()
+    driver.reload(compacted=True)
+    assert timeout_ms(driver) == NO_TIMEOUT_MS
+    with pytest.raises(InvalidTxnStateError, match="prepared, and aborted by force"):
+        driver.try_init(keep_open=True)
+    with pytest.raises(InvalidTxnStateError, match="was aborted"):
+        driver.end(producer)
+    assert driver.end(producer, committed=False) == following
+    driver.add(following, P1)  # a client that was not told
+    assert timeout_ms(driver) == driver.settings.transaction_max_timeout_ms
+
+
+@pytest.mark.parametrize("by_force", [False, True])
+def test_an_abort_leaves_no_mark_of_one_that_was_not_prepared_or_by_its_owner(
+    driver: Driver, by_force: bool
+) -> None:
+    producer = opened(driver)
+    if not by_force:
+        prepare(driver, producer)
+    driver.end(producer, committed=False, by_force=by_force)
+    driver.written()
+    assert driver.try_init(keep_open=True) is not None

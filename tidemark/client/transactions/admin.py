@@ -20,6 +20,7 @@ from tidemark.client.retry import RetryPolicy
 from tidemark.client.transactions.leaders import PartitionLeaders
 from tidemark.errors import (
     ApiError,
+    ConcurrentTransactionsError,
     CoordinatorNotAvailableError,
     ErrorCode,
     InvalidRequestError,
@@ -50,7 +51,7 @@ _LIST = "/tidemark.v1.Transactions/ListTransactions"
 _TOPIC = "__transaction_state"
 # Of a producer that is only fenced: it ends with the next one's InitProducerId. The least value is
 # below every transaction.max.timeout.ms.
-_NO_TIMEOUT_MS = 1
+_LEAST_TIMEOUT_MS = 1
 
 Coordinators = dict[int, tuple[int, int]]
 # Named here, because `list` is a method below.
@@ -174,20 +175,61 @@ class AsyncTransactionAdmin:
             raise UnknownServerError(f"the answer says nothing of {transactional_id}")
         return _described(answer.transactions[0])
 
-    async def force_terminate(self, transactional_id: str) -> None:
+    async def force_terminate(self, transactional_id: str, *, lose_prepared: bool = False) -> None:
         """Fences the producer of a transactional id, and aborts its open transaction (KIP-939).
 
         Returns when all partitions are told. The producer fails with ProducerFencedError, or the
-        like, at its next request. Raises TransactionalIdNotFoundError, and
+        like, at its next request. One that is prepared is aborted with `lose_prepared` only: who
+        prepared it may have decided to commit it, and finds that it is lost. Raises
+        InvalidTxnStateError otherwise, TransactionalIdNotFoundError, and
         ConcurrentTransactionsError if a partition could not be told in time: the outcome stands,
         and the coordinator goes on to tell it.
         """
-        await self._describe(transactional_id)  # InitProducerId would make an id that is not there
+        found = await self._describe(transactional_id)  # and no id that is not there is made
+        if found.state == "Ongoing":
+            await self._abort_open(found, lose_prepared)
+        found = await self._ended(transactional_id)
+        if not (found.state == "CompleteAbort" and found.is_prepared):  # that is the mark of a loss
+            await self._fence(transactional_id)
+
+    async def _ended(self, transactional_id: str) -> TransactionDescription:
+        """Waits until all partitions are told. Raises ConcurrentTransactionsError."""
+        started_ms, tries = monotonic_ms(), 0
+        while (found := await self._describe(transactional_id)).state in OPEN_STATES:
+            tries += 1
+            error = ConcurrentTransactionsError(
+                f"the transaction of {transactional_id} has its outcome, and not all partitions"
+                " are told yet"
+            )
+            elapsed_ms = monotonic_ms() - started_ms
+            wait_ms = self._retry.next_wait_ms(error, tries, elapsed_ms, self._rng)
+            if wait_ms is None:
+                raise error
+            await asyncio.sleep(wait_ms / 1000)
+        return found
+
+    async def _abort_open(self, found: TransactionDescription, lose_prepared: bool) -> None:
+        identity = (found.transactional_id, found.producer_id, found.producer_epoch)
+        try:
+            await self._end(*identity, False, keep_prepared=not lose_prepared, by_force=True)
+        except InvalidTxnStateError:
+            still = await self._describe(found.transactional_id)
+            if not (still.state == "Ongoing" and still.is_prepared):
+                raise
+            raise InvalidTxnStateError(
+                f"the transaction of {found.transactional_id} is prepared: who prepared it may have"
+                " decided to commit it, and an abort would lose its records. A job of Spark ends it"
+                " with its next batch, or `tidemark transactions recover-sink` does. To abort it"
+                " nevertheless, use --lose-prepared"
+            ) from None
+
+    async def _fence(self, transactional_id: str) -> None:
         request = log_pb2.InitProducerIdRequest(
             transactional_id=transactional_id,
-            transaction_timeout_ms=_NO_TIMEOUT_MS,
+            transaction_timeout_ms=_LEAST_TIMEOUT_MS,
             producer_id=-1,
             producer_epoch=-1,
+            keep_open=True,  # one that has begun meanwhile
         )
         await self._calls(transactional_id).call(
             lambda: request,
@@ -210,19 +252,42 @@ class AsyncTransactionAdmin:
         await self._calls(transactional_id).call(lambda: request, pb.PrepareTxnResponse, _of_whole)
 
     async def end(
-        self, transactional_id: str, producer_id: int, producer_epoch: int, *, committed: bool
+        self,
+        transactional_id: str,
+        producer_id: int,
+        producer_epoch: int,
+        *,
+        committed: bool,
+        keep_prepared: bool = False,
     ) -> None:
         """Ends a transaction for its producer, which has handed it over; idempotent.
 
         Returns when the outcome stands; partitions are told after that. Raises InvalidTxnStateError
-        if the outcome was the other one, ProducerFencedError, and InvalidProducerIdMappingError
-        if the id is another producer's or has expired.
+        if the outcome was the other one, or with `keep_prepared` if it is prepared. Raises
+        ProducerFencedError, and InvalidProducerIdMappingError if the id is another producer's or
+        has expired.
         """
+        await self._end(
+            transactional_id, producer_id, producer_epoch, committed, keep_prepared=keep_prepared
+        )
+
+    async def _end(
+        self,
+        transactional_id: str,
+        producer_id: int,
+        producer_epoch: int,
+        committed: bool,
+        *,
+        keep_prepared: bool = False,
+        by_force: bool = False,
+    ) -> None:
         request = pb.EndTxnRequest(
             transactional_id=transactional_id,
             producer_id=producer_id,
             producer_epoch=producer_epoch,
             committed=committed,
+            keep_prepared=keep_prepared,
+            by_force=by_force,
         )
         await self._calls(transactional_id).call(lambda: request, pb.EndTxnResponse, _of_whole)
 

@@ -153,13 +153,14 @@ class TransactionCore:
 
     # --- the producer's id
 
-    def init_request(self) -> log_pb2.InitProducerIdRequest:
+    def init_request(self, *, keep_open: bool = False) -> log_pb2.InitProducerIdRequest:
         """Fences all earlier producers of the transactional id."""
         return log_pb2.InitProducerIdRequest(
             transactional_id=self.transactional_id,
             transaction_timeout_ms=self._timeout_ms,
             producer_id=-1,
             producer_epoch=-1,
+            keep_open=keep_open,
         )
 
     def initialized(self, answer: log_pb2.InitProducerIdResponse) -> None:

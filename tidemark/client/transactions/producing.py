@@ -13,6 +13,7 @@ from tidemark.client.errors import ClientClosedError, IllegalStateError, Transac
 from tidemark.client.groups.requests import commit_request, of_commit
 from tidemark.client.models import ConsumerGroupMetadata, OffsetAndMetadata
 from tidemark.client.transactions.core import Identity, TransactionCore, TransactionState
+from tidemark.errors import UnsupportedVersionError
 from tidemark.types import TopicPartition
 from tidemark.v1 import group_pb2, log_pb2
 from tidemark.v1 import transaction_pb2 as pb
@@ -57,7 +58,7 @@ class ProducerTransactions:
         self._is_closed = False
         self._cut_off = 0  # the number of the transaction that `close` aborted
 
-    async def init(self, timeout_ms: float | None) -> None:
+    async def init(self, timeout_ms: float | None, *, keep_open: bool = False) -> None:
         """Gets the producer's id, and fences earlier producers; does nothing if it has one."""
         async with self._turn():
             if self.core.state is not TransactionState.UNINITIALIZED:
@@ -65,11 +66,16 @@ class ProducerTransactions:
                     self.core.refuse()
                 return
             answer = await self._coordinator.call(
-                self.core.init_request,
+                lambda: self.core.init_request(keep_open=keep_open),
                 log_pb2.InitProducerIdResponse,
                 _of_whole,
                 self._limit_ms(timeout_ms),
             )
+            if keep_open and not answer.keeps_open:
+                raise UnsupportedVersionError(
+                    f"the coordinator of {self.core.transactional_id} is too old to keep open"
+                    " transactions: upgrade all brokers first"
+                )
             self.core.initialized(answer)
             self._number_anew()
 

@@ -52,20 +52,32 @@ class TransactionAdmin:
         found: dict[str, TransactionDescription] = self._run(self._core.describe(transactional_ids))
         return found
 
-    def force_terminate(self, transactional_id: str) -> None:
+    def force_terminate(self, transactional_id: str, *, lose_prepared: bool = False) -> None:
         """Fences the producer of a transactional id, and aborts its open transaction."""
-        self._run(self._core.force_terminate(transactional_id))
+        self._run(self._core.force_terminate(transactional_id, lose_prepared=lose_prepared))
 
     def prepare(self, transactional_id: str, producer_id: int, producer_epoch: int) -> None:
         """Has an open transaction wait for its end without a timeout."""
         self._run(self._core.prepare(transactional_id, producer_id, producer_epoch))
 
     def end(
-        self, transactional_id: str, producer_id: int, producer_epoch: int, *, committed: bool
+        self,
+        transactional_id: str,
+        producer_id: int,
+        producer_epoch: int,
+        *,
+        committed: bool,
+        keep_prepared: bool = False,
     ) -> None:
         """Ends a transaction for its producer, which has handed it over."""
         self._run(
-            self._core.end(transactional_id, producer_id, producer_epoch, committed=committed)
+            self._core.end(
+                transactional_id,
+                producer_id,
+                producer_epoch,
+                committed=committed,
+                keep_prepared=keep_prepared,
+            )
         )
 
     def describe_producers(

@@ -692,8 +692,11 @@ type InitProducerIdRequest struct {
 	TransactionTimeoutMs int32                  `protobuf:"varint,2,opt,name=transaction_timeout_ms,json=transactionTimeoutMs,proto3" json:"transaction_timeout_ms,omitempty"` // the longest time of a transaction: it is aborted then; at most the broker's transaction.max.timeout.ms
 	ProducerId           *int64                 `protobuf:"varint,3,opt,name=producer_id,json=producerId,proto3,oneof" json:"producer_id,omitempty"`                           // a producer that goes on after an error names its own (KIP-360); left out, or -1: a new one
 	ProducerEpoch        *int32                 `protobuf:"varint,4,opt,name=producer_epoch,json=producerEpoch,proto3,oneof" json:"producer_epoch,omitempty"`                  // the same
-	unknownFields        protoimpl.UnknownFields
-	sizeCache            protoimpl.SizeCache
+	// The last transaction is not aborted (KIP-939, keepPreparedTxn): while it is open, or if it was prepared and lost by force,
+	// INVALID_TXN_STATE. Of ids that several processes take in turn.
+	KeepOpen      bool `protobuf:"varint,5,opt,name=keep_open,json=keepOpen,proto3" json:"keep_open,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *InitProducerIdRequest) Reset() {
@@ -754,6 +757,13 @@ func (x *InitProducerIdRequest) GetProducerEpoch() int32 {
 	return 0
 }
 
+func (x *InitProducerIdRequest) GetKeepOpen() bool {
+	if x != nil {
+		return x.KeepOpen
+	}
+	return false
+}
+
 // The id and the epoch stand in each batch, with a sequence that counts the records per partition, from 0. A batch goes out
 // again with the same numbers, and is appended once. OUT_OF_ORDER_SEQUENCE_NUMBER: an earlier batch is missing.
 type InitProducerIdResponse struct {
@@ -762,6 +772,7 @@ type InitProducerIdResponse struct {
 	ErrorMessage  string                 `protobuf:"bytes,2,opt,name=error_message,json=errorMessage,proto3" json:"error_message,omitempty"`
 	ProducerId    int64                  `protobuf:"varint,3,opt,name=producer_id,json=producerId,proto3" json:"producer_id,omitempty"`
 	ProducerEpoch int32                  `protobuf:"varint,4,opt,name=producer_epoch,json=producerEpoch,proto3" json:"producer_epoch,omitempty"`
+	KeepsOpen     bool                   `protobuf:"varint,5,opt,name=keeps_open,json=keepsOpen,proto3" json:"keeps_open,omitempty"` // keep_open was obeyed; false from a broker that does not know it
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -822,6 +833,13 @@ func (x *InitProducerIdResponse) GetProducerEpoch() int32 {
 		return x.ProducerEpoch
 	}
 	return 0
+}
+
+func (x *InitProducerIdResponse) GetKeepsOpen() bool {
+	if x != nil {
+		return x.KeepsOpen
+	}
+	return false
 }
 
 type OffsetForLeaderEpochRequest struct {
@@ -2766,22 +2784,25 @@ const file_tidemark_v1_log_proto_rawDesc = "" +
 	"\fleader_epoch\x18\x04 \x01(\x05R\vleaderEpoch\x12#\n" +
 	"\rreplica_nodes\x18\x05 \x03(\x05R\freplicaNodes\x12\x1b\n" +
 	"\tisr_nodes\x18\x06 \x03(\x05R\bisrNodes\x12)\n" +
-	"\x10offline_replicas\x18\a \x03(\x05R\x0fofflineReplicas\"\xed\x01\n" +
+	"\x10offline_replicas\x18\a \x03(\x05R\x0fofflineReplicas\"\x8a\x02\n" +
 	"\x15InitProducerIdRequest\x12)\n" +
 	"\x10transactional_id\x18\x01 \x01(\tR\x0ftransactionalId\x124\n" +
 	"\x16transaction_timeout_ms\x18\x02 \x01(\x05R\x14transactionTimeoutMs\x12$\n" +
 	"\vproducer_id\x18\x03 \x01(\x03H\x00R\n" +
 	"producerId\x88\x01\x01\x12*\n" +
-	"\x0eproducer_epoch\x18\x04 \x01(\x05H\x01R\rproducerEpoch\x88\x01\x01B\x0e\n" +
+	"\x0eproducer_epoch\x18\x04 \x01(\x05H\x01R\rproducerEpoch\x88\x01\x01\x12\x1b\n" +
+	"\tkeep_open\x18\x05 \x01(\bR\bkeepOpenB\x0e\n" +
 	"\f_producer_idB\x11\n" +
-	"\x0f_producer_epoch\"\xbc\x01\n" +
+	"\x0f_producer_epoch\"\xdb\x01\n" +
 	"\x16InitProducerIdResponse\x125\n" +
 	"\n" +
 	"error_code\x18\x01 \x01(\x0e2\x16.tidemark.v1.ErrorCodeR\terrorCode\x12#\n" +
 	"\rerror_message\x18\x02 \x01(\tR\ferrorMessage\x12\x1f\n" +
 	"\vproducer_id\x18\x03 \x01(\x03R\n" +
 	"producerId\x12%\n" +
-	"\x0eproducer_epoch\x18\x04 \x01(\x05R\rproducerEpoch\"\xc5\x02\n" +
+	"\x0eproducer_epoch\x18\x04 \x01(\x05R\rproducerEpoch\x12\x1d\n" +
+	"\n" +
+	"keeps_open\x18\x05 \x01(\bR\tkeepsOpen\"\xc5\x02\n" +
 	"\x1bOffsetForLeaderEpochRequest\x12\x1d\n" +
 	"\n" +
 	"replica_id\x18\x01 \x01(\x05R\treplicaId\x12R\n" +
