@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     )
     from tidemark.types import TopicPartition
 
+__version__ = "0.1.0"
+"""The version of all rooms; the wheel, the command and the chart's appVersion have it from here."""
+
 __all__ = [
     "Admin",
     "AsyncAdmin",
@@ -41,6 +44,7 @@ __all__ = [
     "NewTopic",
     "Producer",
     "TopicPartition",
+    "__version__",
     "errors",
 ]
 

@@ -94,7 +94,7 @@ def build_wheel(directory: Path) -> Path:
     """
     source = directory / "source"
     source.mkdir()
-    _, build_stage, _ = (ROOT / "Dockerfile").read_text(encoding="utf-8").split("\nFROM ")
+    _, build_stage, *_ = (ROOT / "Dockerfile").read_text(encoding="utf-8").split("\nFROM ")
     for line in build_stage.splitlines():
         if line.startswith("COPY "):
             *names, target = line.split()[1:]

@@ -15,6 +15,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from tests.wheel.environment import ROOT, Environment
+from tidemark import __version__
 
 SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 ROOMS = {name.rstrip("*") for name in SETTINGS["tool"]["setuptools"]["packages"]["find"]["include"]}
@@ -39,6 +40,10 @@ def test_every_module_and_every_type_stub_is_in_the_wheel(wheel: Path) -> None:
         if path.suffix in suffixes or path.name == "py.typed"
     }
     assert {name for name in names_in(wheel) if ".dist-info/" not in name} == own
+
+
+def test_the_wheel_has_the_version_of_the_package(wheel: Path) -> None:
+    assert wheel.name == f"tidemark-{__version__}-py3-none-any.whl"
 
 
 def test_the_wheel_carries_the_license_and_the_command(wheel: Path) -> None:

@@ -18,6 +18,7 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command, get_group
 
+from tidemark import __version__
 from tidemark.cli.context import server_in_use
 from tidemark.cli.output import BOOTSTRAP_VARIABLE, reason_of
 from tidemark.errors import TidemarkError
@@ -136,9 +137,7 @@ app = typer.Typer(
 
 def _version(is_asked: bool) -> None:
     if is_asked:
-        from importlib.metadata import version
-
-        typer.echo(f"tidemark {version('tidemark')}")
+        typer.echo(f"tidemark {__version__}")
         raise typer.Exit
 
 
