@@ -1,8 +1,11 @@
 # The image of a node and of the command line: `docker build -t tidemark .`
-# Stage one builds a virtual environment. Stage two has only that, and runs as a user without rights.
+# Stage one builds a virtual environment, stage two removes from it and from the system what a node
+# never opens, and the image is what is left: a shell, Python and Tidemark, for a user without rights.
 FROM python:3.13-slim AS build
+RUN apt-get update && apt-get install -y --no-install-recommends binutils
 WORKDIR /src
-RUN python -m venv /opt/tidemark
+# pip stays outside of the environment that it fills.
+RUN python -m venv /pip && python -m venv --without-pip /opt/tidemark
 COPY constraints.txt pyproject.toml README.md LICENSE ./
 COPY tidemark tidemark
 COPY commitlog commitlog
@@ -12,19 +15,43 @@ COPY tiering tiering
 COPY coordinator coordinator
 COPY node node
 COPY pyspark_tidemark pyspark_tidemark
-RUN /opt/tidemark/bin/pip install --no-cache-dir -c constraints.txt ".[server]" \
-    && /opt/tidemark/bin/python -P -c "from tidemark.records.arrow import warm_up; warm_up()"
+RUN /pip/bin/pip --python /opt/tidemark install --no-cache-dir -c constraints.txt ".[server]"
+# Tests, headers, sources of C, stubs, and the parts of Arrow that nothing here imports.
+RUN cd /opt/tidemark/lib/python3*/site-packages \
+    && find . -type d \( -name tests -o -name SelfTest -o -name include -o -name __pycache__ \) -prune -exec rm -rf {} + \
+    && find . -type f \( -name '*.pyx' -o -name '*.pxd' -o -name '*.pxi' -o -name '*.pyi' -o -name '*.c' -o -name '*.h' \) -delete \
+    && rm -rf pyarrow/*flight* pyarrow/libarrow_s3* pyarrow/_s3fs* pyarrow/_orc* pyarrow/src pyarrow/*parquet_encryption* \
+    && rm -rf numpy/f2py numpy/distutils \
+    && find . -name '*.so*' -type f ! -path './numpy.libs/*' -exec strip --strip-unneeded {} +
+# Kernels are compiled for every processor. numba compares times of files, and a layer keeps whole
+# seconds only. -P: beside the installed files, not those of /src.
+RUN find /opt/tidemark -name '*.py' -exec touch -d 2025-01-01T00:00:00Z {} + \
+    && cd / && /opt/tidemark/bin/python -P -m tidemark.records.kernels.processor \
+    && /opt/tidemark/bin/python -P -m compileall -q --invalidation-mode unchecked-hash /opt/tidemark/lib
 
-FROM python:3.13-slim
+FROM python:3.13-slim AS system
 RUN groupadd --gid 10001 tidemark \
     && useradd --uid 10001 --gid 10001 --no-create-home --shell /usr/sbin/nologin tidemark \
     && install -d -o 10001 -g 10001 /var/lib/tidemark /run/tidemark
+RUN rm -rf /usr/share/doc /usr/share/man /usr/share/locale /usr/share/info /usr/share/perl* /usr/lib/*/perl* \
+        /usr/bin/perl* /var/cache/* /var/lib/apt /var/lib/dpkg/info /var/log/* /usr/lib/apt /usr/bin/apt* \
+    && find / -xdev -type d \( -name ensurepip -o -name idlelib -o -name lib2to3 -o -name tkinter -o -name turtledemo \
+        -o -name test -o -name pip -o -name 'pip-*' -o -name 'config-3*' \) -path '*/python3*' -prune -exec rm -rf {} + \
+    && find / -xdev -type d -name __pycache__ -path '*/python3*' -prune -exec rm -rf {} + \
+    && python -m compileall -q -x site-packages "$(python -c 'import os; print(os.path.dirname(os.__file__))')"
 COPY --from=build /opt/tidemark /opt/tidemark
-# Kernels that the first stage compiled are copied to /tmp at the first start: the root file system is
-# read-only in a pod. -P above: beside the installed files, not beside those of /src.
-ENV PATH=/opt/tidemark/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 NUMBA_CACHE_DIR=/tmp/numba
+# Nodes and a client, out of what is left. A failure here is a failure of the build.
+RUN cd /tmp && /opt/tidemark/bin/tidemark dev --data-dir /tmp/dev > /tmp/nodes 2>&1 & nodes=$!; said=never; \
+    for _ in $(seq 60); do sleep 1; /opt/tidemark/bin/tidemark self-test > /tmp/said 2>&1 && said=well && break; done; \
+    kill $nodes; wait $nodes; cat /tmp/said; if [ $said = never ]; then cat /tmp/nodes; exit 1; fi; rm -rf /tmp/*
+
+FROM scratch
+COPY --from=system / /
+# Kernels are copied to NUMBA_CACHE_DIR at a start, since the root file system of a pod is read-only.
+ENV PATH=/opt/tidemark/bin:/usr/local/bin:/usr/bin:/bin LANG=C.UTF-8 PYTHONUNBUFFERED=1 \
+    PYTHONDONTWRITEBYTECODE=1 NUMBA_CACHE_DIR=/tmp/numba
 USER 10001:10001
 WORKDIR /var/lib/tidemark
 VOLUME /var/lib/tidemark
-EXPOSE 9092 9093
+EXPOSE 9092 9093 9404
 ENTRYPOINT ["tidemark"]
