@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -110,6 +111,26 @@ def test_topics_grow(admin: FakeAdmin) -> None:
     assert admin.calls == [
         ("create_partitions", {"t": 6}, {"assignments": {"t": [(4, 5)]}, "validate_only": True})
     ]
+
+
+def test_a_broker_is_drained_until_nothing_is_left_on_it(
+    admin: FakeAdmin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    admin.add(topic("t", ([4, 5], [4, 5], 4), ([5, 6], [5, 6], 5)))
+    told = call("brokers", "drain", "4", "--dry-run")
+    assert told == "1 partitions would be moved away from brokers 4\n" and not admin.calls
+
+    def moved(_: Any, plan: Any, *__: Any) -> None:
+        """One topic more by the time that the first is moved."""
+        admin.add(topic("t", ([5, 6], [5, 6], 5), ([5, 6], [5, 6], 5)))
+        late = [5, 6] if TopicPartition("later", 0) in plan else [4, 5]
+        admin.add(topic("later", (late, late, 5)))
+
+    monkeypatch.setattr("tidemark.cli.reassign.wait_until_moved", moved)
+    assert json.loads(call("brokers", "drain", "4", "--json"))["partitions"] == 2
+    plans = [made[1] for made in admin.calls if made[0] == "reassign"]
+    assert plans == [{TopicPartition("t", 0): (5, 6)}, {TopicPartition("later", 0): (5, 6)}]
+    assert "2 replicas need 2 brokers" in call("brokers", "drain", "5", "6", exit_code=1)
 
 
 def test_a_plan_goes_from_generate_to_execute_to_verify(admin: FakeAdmin, tmp_path: Path) -> None:

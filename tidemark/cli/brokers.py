@@ -1,7 +1,10 @@
-"""`tidemark brokers`: lists registered brokers, and unregisters one that will not come back."""
+"""`tidemark brokers`: lists registered brokers, empties those that will leave, and unregisters one
+that will not come back.
+"""
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -28,6 +31,42 @@ def list_(session: Session) -> None:
         rows = rows_of(cluster, all_topics(admin))
     columns = ("BROKER", "ADDRESS", "RACK", "STATE", "LEADS", "REPLICAS", "IN SYNC")
     session.show(rows, columns, [list(row.values()) for row in rows], empty="no broker")
+
+
+@app.command("drain")
+@with_session
+def drain(
+    session: Session,
+    broker_ids: Annotated[list[int], typer.Argument(metavar="BROKER...")],
+    timeout: Annotated[float, typer.Option(help="Seconds to wait at most.", min=0)] = 3600,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show it, change nothing.")] = False,
+) -> None:
+    """Move all replicas of brokers that will leave to the others, and wait for it.
+
+    When it returns the brokers can be stopped, and then unregistered. It may be run again.
+    """
+    from tidemark.cli import reassignment
+    from tidemark.cli.reassign import assigned_of, wait_until_moved
+
+    leaving, moved = frozenset(broker_ids), 0
+    deadline = time.monotonic() + timeout
+    with session.admin() as admin:
+        while True:
+            assigned = assigned_of(admin, [])
+            alive = {b.node_id: b.rack for b in admin.describe_cluster().brokers if not b.fenced}
+            # A topic may have been made meanwhile.
+            plan = reassignment.drain(assigned, alive, leaving)
+            moved += len(plan)
+            if not plan or dry_run:
+                break
+            admin.alter_partition_reassignments(plan)
+            wait_until_moved(admin, plan, {}, max(0.0, deadline - time.monotonic()))
+    ids = ", ".join(map(str, sorted(leaving)))
+    verb = "would be moved" if dry_run else "were moved"
+    session.tell(
+        {"drained": sorted(leaving), "partitions": moved, "dry_run": dry_run},
+        [f"{moved} partitions {verb} away from brokers {ids}"],
+    )
 
 
 @app.command("unregister")
@@ -58,7 +97,7 @@ def _check(broker_id: int, row: dict[str, Any] | None) -> None:
     if row["replicas"]:
         raise ConfigError(
             f"broker {broker_id} still holds {row['replicas']} replicas: move them "
-            f"(tidemark reassign generate --drain {broker_id}), or say --force"
+            f"(tidemark brokers drain {broker_id}), or say --force"
         )
 
 

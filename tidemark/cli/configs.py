@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tidemark.cli.output import json_of, print_json, print_line, print_table
+from tidemark.cli.output import Json, json_of, print_json, print_line, print_table
 from tidemark.cli.session import Session, with_session
 from tidemark.errors import ConfigError
 
@@ -27,6 +28,26 @@ BrokerIds = Annotated[list[int] | None, typer.Option("--broker", help="A broker;
 BrokerDefault = Annotated[
     bool, typer.Option("--broker-defaults", help="The default of all brokers.")
 ]
+
+
+@app.command("check")
+def check(
+    config: Annotated[
+        list[Path], typer.Option("--config", "-c", help="A server.properties; repeatable.")
+    ],
+    as_json: Json = False,
+) -> None:
+    """Check settings of nodes as their start would, without a cluster; the first that is wrong is
+    told with its line.
+    """
+    from tidemark.config import load_server_config
+
+    nodes = [load_server_config(file).node_id for file in config]
+    if as_json:
+        print_json({"valid": [str(file) for file in config]})
+    else:
+        for file, node in zip(config, nodes, strict=True):
+            print_line(f"{file}: the settings of node {node} are valid")
 
 
 @app.command("describe")

@@ -72,7 +72,7 @@ def generate(
         raise ConfigError("--drain goes with neither --brokers nor --replication-factor")
     names = [*(topic or []), *(_topics_of(topics_file) if topics_file is not None else [])]
     with session.admin() as admin:
-        assigned = _assigned(admin, names)
+        assigned = assigned_of(admin, names)
         known = {b.node_id: b.rack for b in admin.describe_cluster().brokers if not b.fenced}
     if current:
         print_json(reassignment.plan_document(assigned))
@@ -121,7 +121,7 @@ def execute(
 
     wanted, log_dirs = _plan_of(moves, plan)
     with session.admin() as admin:
-        now = _assigned(admin, sorted({p.topic for p in wanted}))
+        now = assigned_of(admin, sorted({p.topic for p in wanted}))
         unknown = sorted(set(wanted) - set(now))
         if unknown:
             raise ConfigError(f"there is no partition {', '.join(map(str, unknown))}")
@@ -135,7 +135,7 @@ def execute(
             _begin(admin, wanted, log_dirs)
         _show_moves(session, before, wanted, dry_run=dry_run)
         if wait and not dry_run:
-            _wait(admin, wanted, log_dirs, timeout)
+            wait_until_moved(admin, wanted, log_dirs, timeout)
             if throttle is not None:
                 throttles.end(admin, wanted)
 
@@ -158,7 +158,7 @@ def verify(
     wanted, log_dirs = _plan_of(moves, plan)
     with session.admin() as admin:
         if wait:
-            _wait(admin, wanted, log_dirs, timeout)
+            wait_until_moved(admin, wanted, log_dirs, timeout)
         states = states_of(admin, wanted)
         for replica, state in log_dir_moves.states_of(admin, log_dirs).items():
             if state != "complete" and states[replica.topic_partition] == "complete":
@@ -259,7 +259,7 @@ def _begin(admin: Admin, wanted: Plan, log_dirs: LogDirs) -> None:
         time.sleep(_POLL_S)
 
 
-def _wait(admin: Admin, wanted: Plan, log_dirs: LogDirs, timeout_s: float) -> None:
+def wait_until_moved(admin: Admin, wanted: Plan, log_dirs: LogDirs, timeout_s: float) -> None:
     """Shows progress until all moves are done. Raises RequestTimedOutError; the moves continue
     then.
     """
@@ -298,7 +298,7 @@ def _topics_of(path: Path) -> list[str]:
         raise ConfigError(f'{path} is not {{"topics": [{{"topic": "t"}}]}}: {error}') from error
 
 
-def _assigned(admin: Admin, names: list[str]) -> Plan:
+def assigned_of(admin: Admin, names: list[str]) -> Plan:
     """The replicas of these topics, or of all topics."""
     chosen = names or [topic.name for topic in admin.list_topics(include_internal=True)]
     found = admin.describe_topics(chosen) if chosen else {}
