@@ -63,6 +63,7 @@ from quorum.services.controller_client import ControllerClient
 from tidemark.config import ServerConfig, TopicConfig
 from tidemark.errors import FatalError
 from tidemark.types import Endpoint, TopicPartition
+from tidemark.wire.metering import RequestMeters
 from tiering.manager import RemoteLogManager
 
 if TYPE_CHECKING:
@@ -91,7 +92,9 @@ class BrokerServer:
         loader: MetadataLoader,
         clock: Clock,
         on_fatal: OnFatal,
+        meters: RequestMeters | None = None,
     ) -> None:
+        """`meters` count the requests of the whole node."""
         self._config = config
         self._storage = storage
         self._raft = raft
@@ -144,7 +147,7 @@ class BrokerServer:
             on_fatal,
         )
         coordinators = Coordinators(config, loader, self._client, self.partitions, clock, on_fatal)
-        handlers = self._request_handlers(isr, clock, coordinators)
+        handlers = self._request_handlers(isr, clock, coordinators, meters or RequestMeters())
         loader.add_publisher(coordinators)
         self._listeners = BrokerListeners(handlers, self._admin_node(), (coordinators,))
 
@@ -173,7 +176,11 @@ class BrokerServer:
                 reserve.watch(partial(setattr, directory.state, "refuses_appends"))
 
     def _request_handlers(
-        self, isr: IsrKeeper, clock: Clock, coordinators: Coordinators
+        self,
+        isr: IsrKeeper,
+        clock: Clock,
+        coordinators: Coordinators,
+        meters: RequestMeters,
     ) -> RequestHandlers:
         config = self._config
         quotas = ClientQuotas(config.quota_window_num, config.quota_window_size_seconds)
@@ -202,6 +209,7 @@ class BrokerServer:
             self.partitions.is_opening,
             coordinators.transactions.init_producer_id,
             ReadPlans(self.partitions, self._tier),
+            meters,
         )
 
     def _replica_fetchers(self, clock: Clock, pool: Executor) -> ReplicaFetchers:
@@ -265,12 +273,18 @@ class BrokerServer:
     def families(self, wall_ms: int) -> Iterator[Metric]:
         """Metrics of the partitions, the memory and the tier of this broker."""
         from node.metrics.families import of_kafka
+        from node.metrics.requests import of_counts, of_sessions
         from node.metrics.sources import of_memory, of_partitions, of_topics
+        from node.metrics.upkeep import of_isr, of_upkeep
 
         hosted = list(self.partitions)
         yield from of_partitions(hosted, self.partitions.offline)
         yield from of_topics(hosted)
         yield from of_memory(self._listeners.requests, self._listeners.answers)
+        yield of_sessions(self._listeners.meters)
+        yield from of_counts(self._listeners.counts())
+        yield from of_isr(self._background.isr)
+        yield from of_upkeep(self._background.scrubber, self._background.cleaner)
         if self._tier is not None:
             bean = "kafka.log.remote:type=RemoteLogManager (KIP-405, KIP-963)"
             yield from of_kafka("remote", bean, self._tier.report(wall_ms))

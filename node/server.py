@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from commitlog.disk.files import Directory
 from commitlog.disk.reserve import Reserve
+from commitlog.disk.sync_times import SYNC_TIMES
 from node.broker import BrokerServer
 from node.runtime.clock import Clock
 from node.runtime.loop_lag import LoopLag, LoopWatch
@@ -30,6 +31,7 @@ from tidemark.config import ServerConfig
 from tidemark.errors import FatalError, TidemarkError
 from tidemark.surroundings import surroundings
 from tidemark.types import Endpoint
+from tidemark.wire.metering import RequestMeters
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
@@ -55,6 +57,7 @@ class Server:
         self.config = config
         self._lag = lag
         self._exposition: Exposition | None = None
+        self._meters = RequestMeters()
         self.metrics_endpoint: Endpoint | None = None
         self._clock = clock or Clock()
         self._storage: NodeStorage | None = None
@@ -106,7 +109,7 @@ class Server:
         self.loader = MetadataLoader(self.raft, config, self._clock.wall_ms)
         if config.is_broker:
             self.broker = BrokerServer(
-                config, storage, self.raft, self.loader, self._clock, self.on_fatal
+                config, storage, self.raft, self.loader, self._clock, self.on_fatal, self._meters
             )
         self.raft.register(self.loader)
         if config.is_controller:
@@ -116,6 +119,7 @@ class Server:
                 loader=self.loader,
                 cluster_id=storage.cluster_id,
                 first_levels=storage.first_levels(config),
+                meters=self._meters,
             )
             await self.controller.start()
         await self.raft.start()
@@ -156,12 +160,15 @@ class Server:
     def families(self) -> Iterator[Metric]:
         """All metrics of the parts that run."""
         from node.metrics.families import gauge, of_kafka
+        from node.metrics.requests import of_requests, of_syncs
         from node.metrics.sources import of_loop, of_node
 
         yield of_node(self.config)
         yield gauge("node_ready", "1: the node serves its roles", self.is_ready)
         if self._lag is not None:
             yield from of_loop(self._lag)
+        yield from of_requests(self._meters)
+        yield from of_syncs(SYNC_TIMES)
         if self.raft is not None:
             yield from of_kafka("raft", "kafka.server:type=raft-metrics", self.raft.metrics())
         if self.controller is not None:

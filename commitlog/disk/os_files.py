@@ -24,6 +24,7 @@ from commitlog.disk.files import (
     write_atomic,
 )
 from commitlog.disk.open_files import OPEN_FILES
+from commitlog.disk.sync_times import SYNC_TIMES
 from tidemark.errors import StorageError
 from tidemark.surroundings import surroundings
 
@@ -190,7 +191,8 @@ class OsFile:
         except OSError as error:
             raise storage_error("open", self._path, error) from error
         try:
-            os.fdatasync(fd)
+            with SYNC_TIMES.timed():
+                os.fdatasync(fd)
         except OSError as error:
             self._broken = f"an earlier fsync failed: {error.strerror}"
             raise fsync_failed(self._path, error.strerror or "unknown") from error
@@ -356,7 +358,8 @@ class OsDirectory:
         except OSError as error:
             raise storage_error("open", self._path, error) from error
         try:
-            os.fsync(fd)
+            with SYNC_TIMES.timed():
+                os.fsync(fd)
         except OSError as error:
             raise fsync_failed(self._path, error.strerror or "unknown") from error
         finally:

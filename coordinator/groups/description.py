@@ -16,12 +16,13 @@ def listed(
     """A group with its state and kind; without members' records it only commits offsets."""
     return pb.ListGroupsResponse.ListedGroup(
         group_id=group_id,
-        group_state=_state(group, classic),
+        group_state=state_of(group, classic),
         group_type=CLASSIC if group is None else CONSUMER,
     )
 
 
-def _state(group: ConsumerGroup | None, classic: GroupMetadataValue | None) -> str:
+def state_of(group: ConsumerGroup | None, classic: GroupMetadataValue | None) -> str:
+    """The state of a group; one without members' records is empty."""
     if group is not None:
         return group.state
     return STABLE if classic is not None and classic.members else EMPTY
@@ -35,7 +36,7 @@ def described(
 ) -> pb.ConsumerGroupDescribeResponse.DescribedGroup:
     """A group with its members, by id."""
     answer = pb.ConsumerGroupDescribeResponse.DescribedGroup(
-        group_id=group_id, group_state=_state(group, classic)
+        group_id=group_id, group_state=state_of(group, classic)
     )
     if group is None:
         return answer

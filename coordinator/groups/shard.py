@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -10,7 +11,7 @@ from typing import Any
 from uuid import UUID
 
 from coordinator.groups import commits
-from coordinator.groups.description import described, listed
+from coordinator.groups.description import described, listed, state_of
 from coordinator.groups.group import EMPTY, ConsumerGroup
 from coordinator.groups.heartbeat import (
     Heartbeat,
@@ -250,6 +251,11 @@ class GroupShard:
         return [
             listed(name, self.groups.get(name), self.classic.get(name)) for name in sorted(names)
         ]
+
+    def counts(self) -> Counter[str]:
+        """The groups by state."""
+        names = {*self.groups, *self.classic, *self.offsets.by_group}
+        return Counter(state_of(self.groups.get(n), self.classic.get(n)) for n in names)
 
     def describe(self, group_id: str) -> pb.ConsumerGroupDescribeResponse.DescribedGroup:
         """A group with its members. Raises GroupIdNotFoundError."""

@@ -7,6 +7,7 @@ holds for markers too, so the broker sends those that `CoordinatorRuntime.read` 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -367,6 +368,14 @@ class TransactionShard:
         found = self.transactions.get(transactional_id)
         if found is None:
             raise TransactionalIdNotFoundError(f"there is no transactional id {transactional_id}")
+        return found
+
+    def counts(self) -> Counter[str]:
+        """The transactions that have not ended, by state, and the number of all ids."""
+        found = Counter(
+            TransactionState(self.transactions[each].transaction_status).name for each in self._open
+        )
+        found["IDS"] = len(self.transactions)
         return found
 
     def list_transactions(

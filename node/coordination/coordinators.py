@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import grpc.aio
 
 from node.coordination.groups import GroupCoordinator, group_topic
@@ -83,6 +85,17 @@ class Coordinators:
         """Serves Groups, Transactions and TransactionMarkers on a listener."""
         self.groups.add_to(server, listener)
         self.transactions.add_to(server, listener)
+
+    def counts(self) -> dict[str, Counter[str]]:
+        """Groups and transactions by state, and the partitions that are coordinated here."""
+        groups = [shard.counts() for _, shard in self.groups.runtime.shards()]
+        transactions = [shard.counts() for _, shard in self.transactions.runtime.shards()]
+        loaded = {GROUP_TOPIC: len(groups), TRANSACTION_TOPIC: len(transactions)}
+        return {
+            "groups": sum(groups, Counter()),
+            "transactions": sum(transactions, Counter()),
+            "partitions": Counter(loaded),
+        }
 
     def on_metadata_update(self, delta: MetadataDelta, image: MetadataImage) -> None:
         """Publishes to the groups."""

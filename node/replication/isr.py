@@ -57,6 +57,8 @@ class IsrKeeper:
         self._client = client
         self._clock = clock
         self._request_timeout_ms = request_timeout_ms
+        self.shrinks = 0
+        self.expands = 0
         self._unsent: dict[TopicIdPartition, IsrProposal] = {}
         self._work = asyncio.Event()
         self.watched: OrderedSet[HostedPartition] = OrderedSet()  # checked by `shrink`
@@ -185,7 +187,11 @@ class IsrKeeper:
             hosted.committed()
         else:
             hosted.answer_acks()
+        if hosted.core.isr - before:
+            self.expands += 1
+            logger.debug("%s: ISR is %s", hosted.topic_partition, sorted(hosted.core.isr))
         if before - hosted.core.isr:
+            self.shrinks += 1
             hosted.isr_shrank()
 
     def _request(self, batch: dict[TopicIdPartition, IsrProposal]) -> pb.AlterPartitionRequest:

@@ -45,6 +45,7 @@ from tidemark.errors import (
 )
 from tidemark.types import TopicPartition
 from tidemark.wire import FetchPartitionData
+from tidemark.wire.metering import Timing
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +67,7 @@ class FetchParams:
     read_committed: bool = False
     rack: str = ""  # of a consumer that may read from followers
     room: Callable[[], int] | None = None  # bytes that the answer may have now
+    timing: Timing | None = None  # learns how long the fetch waited for news
 
 
 @dataclass(slots=True)
@@ -137,7 +139,10 @@ class FetchHandler:
             if answers or loop.time() >= deadline:
                 return context.answers()
             if all(read.outcome is None for read in found.reads):
+                waits_since = loop.time()
                 await context.wait(deadline, [read.waiters for read in found.reads])
+                if params.timing is not None:
+                    params.timing.remote_s += loop.time() - waits_since
 
     async def stop(self) -> None:
         """Waits for the reads of the disk."""

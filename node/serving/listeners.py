@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -16,6 +16,7 @@ from node.serving.request_memory import RequestMemory
 from quorum.services.admin_service import AdminNode, add_admin_service
 from quorum.services.listening import bind
 from tidemark.config import ServerConfig
+from tidemark.wire.metering import RequestMeters, metered
 from tidemark.wire.network import make_server
 
 logger = logging.getLogger(__name__)
@@ -56,6 +57,9 @@ class FurtherService(Protocol):
 
     async def stop(self) -> None: ...
 
+    def counts(self) -> Mapping[str, Mapping[str, int]]:
+        """Numbers for the metrics, by subject and kind."""
+
 
 class BrokerListeners:
     """One per broker. The Admin service of each listener answers from `admin`."""
@@ -82,10 +86,11 @@ class BrokerListeners:
             server = make_server(_limits(self._admin.config, name))
             service = self._log_service(name)
             self._services.append(service)
-            server.add_generic_rpc_handlers(service.handlers())
-            add_admin_service(server, replace(self._admin, listener=name))
+            counted = metered(server, self._handlers.meters)
+            counted.add_generic_rpc_handlers(service.handlers())
+            add_admin_service(counted, replace(self._admin, listener=name))
             for other in self._others:
-                other.add_to(server, name)
+                other.add_to(counted, name)
             self._health.add_to(server)
             bound = bind(server, name, endpoint)
             await self._health.set(False)
@@ -108,6 +113,18 @@ class BrokerListeners:
             config.request_timeout_ms,
             config.fetch_max_bytes,
         )
+
+    @property
+    def meters(self) -> RequestMeters:
+        """The requests of all listeners."""
+        return self._handlers.meters
+
+    def counts(self) -> dict[str, Mapping[str, int]]:
+        """The numbers of the further services, by subject and kind."""
+        found: dict[str, Mapping[str, int]] = {}
+        for other in self._others:
+            found |= other.counts()
+        return found
 
     async def set_serving(self, serving: bool) -> None:
         """Sets the health of all listeners."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -43,7 +43,7 @@ from node.serving.read_plans import ReadPlans
 from node.serving.record_deletion import RecordDeleter
 from node.serving.request_memory import RequestMemory
 from node.serving.requests import check_count, parse, parsed
-from node.serving.throttling import Charge, Throttling
+from node.serving.throttling import Throttling, charged_produce
 from quorum.services.admin_service import ImageSource
 from tidemark import wire
 from tidemark.errors import ApiError, ErrorCode, UnsupportedVersionError, code_of
@@ -52,7 +52,7 @@ from tidemark.types import TopicPartition
 from tidemark.v1 import common_pb2
 from tidemark.v1 import log_pb2 as pb
 from tidemark.wire.exchange import Answer, answer_in_order, answer_until_next
-from tidemark.wire.primitives import int_field
+from tidemark.wire.metering import RequestMeters, Timing
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +77,7 @@ class RequestHandlers:
     is_opening: Callable[[TopicPartition], bool] = lambda _: False
     init_transactional: InitTransactional | None = None
     plans: ReadPlans | None = None
+    meters: RequestMeters = field(default_factory=RequestMeters)
 
 
 class LogService:
@@ -96,6 +97,7 @@ class LogService:
     ) -> None:
         self._handlers = handlers
         self._throttling = handlers.throttling
+        self._meters = handlers.meters
         self._images = images
         self._memory = memory
         self._answers = answers
@@ -168,14 +170,15 @@ class LogService:
 
     def _begin_produce(self, payload: bytes, context: Context, *, kept: bool = False) -> Answer:
         """`_produce`; where quotas are set, the client is charged."""
+        timing = self._meters.produce.begin()
         if not self._throttling.is_active:
-            return self._produce(payload, context, kept)
+            return self._produce(payload, context, kept, timing)
         charge = self._throttling.begin(context)
         charge.use(PRODUCER_BYTE_RATE, len(payload))
-        answer = charge.spend(lambda: self._produce(payload, context, kept))
-        return _charged_produce(charge, answer)
+        answer = charge.spend(lambda: self._produce(payload, context, kept, timing))
+        return charged_produce(charge, answer, self._meters.produce)
 
-    def _produce(self, payload: bytes, context: Context, kept: bool) -> Answer:
+    def _produce(self, payload: bytes, context: Context, kept: bool, timing: Timing) -> Answer:
         """Returns the answer at once, unless it waits for memory or replicas. `kept`: the payload
         stays in memory until the answer, not only until the append.
         """
@@ -188,14 +191,21 @@ class LogService:
         # No request overtakes those that queue for memory: it may be of the same producer.
         taken = None if self._later else self._memory.take(len(payload))
         if taken is not None:
-            return self._produce_within(request, taken, kept)
-        task = asyncio.ensure_future(self._produce_later(request, len(payload), kept))
+            return self._produce_within(request, taken, kept, timing, context)
+        task = asyncio.ensure_future(
+            self._produce_later(request, len(payload), kept, timing, context)
+        )
         self._later.add(task)
         task.add_done_callback(self._later.discard)
         return task
 
     async def _produce_later(
-        self, request: wire.ProduceRequest, size_bytes: int, kept: bool
+        self,
+        request: wire.ProduceRequest,
+        size_bytes: int,
+        kept: bool,
+        timing: Timing,
+        context: Context,
     ) -> bytes:
         task = asyncio.current_task()
         assert task is not None, "a coroutine runs in a task"
@@ -205,15 +215,21 @@ class LogService:
             failed = [result_of(item) for item in request.partition_data]
             for result in failed:
                 result.error_code, result.error_message = code_of(error), str(error)
-            return self._produced(failed)
+            return self._produced(failed, timing, context)
         finally:
             self._later.discard(task)
-        answer = self._produce_within(request, taken, kept)
+            timing.queued_until(self._meters.clock_s())
+        answer = self._produce_within(request, taken, kept, timing, context)
         del request
         return answer if isinstance(answer, bytes) else await answer
 
     def _produce_within(
-        self, request: wire.ProduceRequest, taken_bytes: int, kept: bool
+        self,
+        request: wire.ProduceRequest,
+        taken_bytes: int,
+        kept: bool,
+        timing: Timing,
+        context: Context,
     ) -> bytes | asyncio.Future[bytes]:
         """Appends; releases the memory then, or if it is `kept` at the end of the request."""
         try:
@@ -227,12 +243,13 @@ class LogService:
         if produced.is_done or not kept:
             self._memory.release(taken_bytes)
         if produced.is_done:
-            return self._produced(produced.results)
+            return self._produced(produced.results, timing, context)
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        timing.waits_since_s = self._meters.clock_s()
 
         def end() -> None:
             if not answer.done():
-                answer.set_result(self._produced(produced.results))
+                answer.set_result(self._produced(produced.results, timing, context))
 
         def ended(_: asyncio.Future[bytes]) -> None:
             produced.abandon()
@@ -243,7 +260,12 @@ class LogService:
         answer.add_done_callback(ended)
         return answer
 
-    def _produced(self, results: Sequence[ProduceResult]) -> bytes:
+    def _produced(
+        self, results: Sequence[ProduceResult], timing: Timing, context: Context
+    ) -> bytes:
+        meter = self._meters.produce
+        meter.end(timing, context)
+        meter.fail_each(results)
         return produce_response(results, self._leaders(results))
 
     def _leaders(self, results: Sequence[Redirecting]) -> list[common_pb2.Node]:
@@ -260,6 +282,7 @@ class LogService:
     async def fetch_stream(self, requests: Any, context: Context) -> None:
         """Answers a consumer's fetches one after another, in one session."""
         session, answers = ConsumerSession(), AnswersOfCall(self._answers)
+        self._meters.sessions["consumer"] += 1
 
         async def answer(payload: bytes, behind: asyncio.Future[Any]) -> bytes:
             session.behind = behind
@@ -280,22 +303,36 @@ class LogService:
             await self._until_stopped(context, work)
         finally:
             session.close()
+            self._meters.sessions["consumer"] -= 1
             answers.release()
 
     async def _consumer_fetch(
         self, request: pb.FetchRequest, context: Context, fetch: SessionlessFetch | ConsumerSession
     ) -> bytes:
-        if not self._throttling.is_active:
-            return wire.encode_fetch_response(await self._fetch(request, request.max_bytes, fetch))
         await self._throttling.until_unmuted(context)
+        with self._meters.consumer_fetch.fetching(context) as timing:
+            return await self._timed_fetch(request, context, fetch, timing)
+
+    async def _timed_fetch(
+        self,
+        request: pb.FetchRequest,
+        context: Context,
+        fetch: SessionlessFetch | ConsumerSession,
+        timing: Timing,
+    ) -> bytes:
+        if not self._throttling.is_active:
+            found = await self._fetch(request, request.max_bytes, fetch, timing)
+            return wire.encode_fetch_response(found)
         charge = self._throttling.begin(context)
         throttle_ms = charge.throttle_ms(CONSUMER_BYTE_RATE)
+        self._meters.consumer_fetch.throttle_s += throttle_ms / 1000
         if throttle_ms:
             return wire.encode_fetch_response(wire.FetchResponse(throttle_time_ms=throttle_ms))
         most = charge.most_bytes(CONSUMER_BYTE_RATE, self._limit(request.max_bytes))
-        response = await charge.spending(self._fetch(request, most, fetch))
+        response = await charge.spending(self._fetch(request, most, fetch, timing))
         charge.use(CONSUMER_BYTE_RATE, response.size_bytes)
         response.throttle_time_ms = charge.throttle_ms(CONSUMER_BYTE_RATE)
+        self._meters.consumer_fetch.throttle_s += response.throttle_time_ms / 1000
         return wire.encode_fetch_response(response)
 
     async def _fetch(
@@ -303,6 +340,7 @@ class LogService:
         request: pb.FetchRequest,
         max_bytes: int,
         fetch: SessionlessFetch | ConsumerSession,
+        timing: Timing,
     ) -> wire.FetchResponse:
         params = FetchParams(
             max_wait_ms=min(request.max_wait_ms, _FETCH_WAIT_MS_MAX),
@@ -311,8 +349,10 @@ class LogService:
             read_committed=request.isolation_level == 1,
             rack=request.rack_id,
             room=self._answers.room,
+            timing=timing,
         )
         answers = await self._handlers.fetch.fetch(params, fetch)
+        self._meters.consumer_fetch.fail_each(answers)
         if request.plain_records:
             for answer, offset in zip(answers, fetch.offsets, strict=True):
                 to_plain(answer, offset)
@@ -351,7 +391,9 @@ class LogService:
                 return wire.encode_fetch_response(
                     wire.FetchResponse([], int(code_of(error)), str(error))
                 )
-        answers = await self._handlers.fetch.fetch(params, fetch)
+        with self._meters.follower_fetch.fetching(context) as timing:
+            answers = await self._handlers.fetch.fetch(replace(params, timing=timing), fetch)
+        self._meters.follower_fetch.fail_each(answers)
         session_id = 0 if session is None else session.id
         return wire.encode_fetch_response(wire.FetchResponse(answers, session_id=session_id))
 
@@ -364,9 +406,11 @@ class LogService:
             return self.replica_fetch(request, context, session)
 
         work = answer_until_next(context, answer)
+        self._meters.sessions["follower"] += 1
         try:
             await self._until_stopped(context, work)
         finally:
+            self._meters.sessions["follower"] -= 1
             session.close()
 
     async def _until_stopped(self, context: Context, work: Coroutine[Any, Any, None]) -> None:
@@ -533,33 +577,6 @@ class LogService:
 async def _refuse(context: Context, error: ApiError) -> bytes:
     await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
     raise error
-
-
-def _charged_produce(charge: Charge, answer: Answer) -> bytes | asyncio.Future[bytes]:
-    """The answer with the throttle time of the client, as it is when the answer is made."""
-    if isinstance(answer, bytes):
-        return answer + _throttle_field(charge)
-    inner = asyncio.ensure_future(answer)
-    outer: asyncio.Future[bytes] = inner.get_loop().create_future()
-
-    def end(_: asyncio.Future[bytes]) -> None:
-        if outer.done():
-            return
-        if inner.cancelled():
-            outer.cancel()
-        elif (error := inner.exception()) is not None:
-            outer.set_exception(error)
-        else:
-            outer.set_result(inner.result() + _throttle_field(charge))
-
-    inner.add_done_callback(end)
-    outer.add_done_callback(lambda _: inner.cancel())
-    return outer
-
-
-def _throttle_field(charge: Charge) -> bytes:
-    """`throttle_time_ms` of a ProduceResponse; a message may be continued by its fields."""
-    return int_field(2, charge.throttle_ms(PRODUCER_BYTE_RATE))
 
 
 # Without a deserializer gRPC passes the request's bytes; without a serializer it sends bytes as is.

@@ -51,7 +51,7 @@ class BackgroundWork:
         self._config = config
         self._logs = logs
         self._partitions = partitions
-        self._isr = isr
+        self.isr = isr
         self._clock = clock
         self._on_fatal = on_fatal
         self._pool = ThreadPoolExecutor(config.background_threads, "background")
@@ -92,7 +92,7 @@ class BackgroundWork:
         )
         self._begin("tell log starts", _REPORT_STARTS_MS, self.report_log_starts)
         self._begin("isr shrink", max(1, config.replica_lag_time_max_ms // 2), self.shrink)
-        self._tasks.append(spawn("alter partition", self._isr.run(), self._on_fatal))
+        self._tasks.append(spawn("alter partition", self.isr.run(), self._on_fatal))
         self._tasks.append(spawn("scrubber", self.scrubber.run(), self._on_fatal))
 
     def reconfigure(self, config: ServerConfig) -> None:
@@ -172,7 +172,7 @@ class BackgroundWork:
         await self._in_pool(self._logs.checkpoint_log_start_offsets)
 
     async def shrink(self) -> None:
-        self._isr.shrink()
+        self.isr.shrink()
 
     async def _in_pool(self, work: Callable[[], object]) -> None:
         try:

@@ -31,6 +31,7 @@ from quorum.services.serving import Context, add_service, answered
 from tidemark.config import ServerConfig
 from tidemark.surroundings import surroundings
 from tidemark.v1 import controller_pb2
+from tidemark.wire.metering import RequestMeters, metered
 from tidemark.wire.network import make_server
 from tidemark.wire.rpcs import CONTROLLER, Rpc
 
@@ -50,7 +51,7 @@ class ControllerServer:
     """One controller.
 
     `rng` makes topic ids and placement, `now_ms` is any monotonic clock, `first_levels` are the
-    feature levels of an empty log.
+    feature levels of an empty log, `meters` count requests.
     """
 
     def __init__(
@@ -63,7 +64,9 @@ class ControllerServer:
         now_ms: Callable[[], int] | None = None,
         rng: random.Random | None = None,
         first_levels: Mapping[str, int] = FIRST_LEVELS,
+        meters: RequestMeters | None = None,
     ) -> None:
+        self._meters = meters or RequestMeters()
         self._config = config
         self._raft = raft
         self._loader = loader
@@ -101,8 +104,9 @@ class ControllerServer:
         listeners = self._config.listener_endpoints()
         names = [name for name in self._config.controller_listener_names if name in listeners]
         server = make_server()
-        self._raft.add_to_server(server)
-        add_service(server, CONTROLLER, self._serve_controller)
+        counted = metered(server, self._meters)
+        self._raft.add_to_server(counted)
+        add_service(counted, CONTROLLER, self._serve_controller)
         node = AdminNode(
             config=self._config,
             cluster_id=self._cluster_id,
@@ -111,7 +115,7 @@ class ControllerServer:
             client=self._client,
             controller=self.controller,
         )
-        add_admin_service(server, node)
+        add_admin_service(counted, node)
         self._health = HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         bound = [bind(server, name, listeners[name]) for name in names]

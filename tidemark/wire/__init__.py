@@ -10,10 +10,11 @@ views into the received bytes, and `encode_*` takes buffers and joins them once.
     primitives   the protobuf wire format
     exchange     ordered requests and answers over one open call
     network      channels and servers: gRPC's, or those of a simulation
+    metering     counts of requests by API
     rpcs         paths and message classes of the unary RPCs, from the protobuf descriptors
 
-Clients and nodes import what is listed here, and the modules `exchange`, `network` and `rpcs`. Only
-`exchange` and `network` import gRPC. The room promises that malformed input raises
+Clients and nodes import what is listed here, and the modules `exchange`, `metering`, `network` and
+`rpcs`. Only the first three import gRPC. The room promises that malformed input raises
 InvalidRequestError and no other exception, and that every length is checked before it is used.
 """
 

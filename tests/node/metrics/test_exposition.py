@@ -95,9 +95,22 @@ def test_a_node_tells_what_passes_through_it_and_how_it_is(tmp_path: Path) -> No
         assert values["tidemark_raft_current_state{value=leader}"] == 1
         assert values[f"tidemark_log_directory_online{{path={tmp_path}/data}}"] == 1
         assert values[f"tidemark_log_directory_free_bytes{{path={tmp_path}/data}}"] > 0
+        api = "{api=Produce}"
+        assert values[f"tidemark_request_duration_seconds_count{api}"] >= 1
+        assert 0 < values[f"tidemark_request_duration_seconds_sum{api}"] < 30
+        assert values["tidemark_request_duration_seconds_count{api=FetchConsumer}"] >= 1
+        assert values["tidemark_request_duration_seconds_count{api=CreateTopics}"] >= 1
+        assert values["tidemark_request_duration_seconds_count{api=BrokerHeartbeat}"] > 0
+        missing = "{api=Produce,error=UNKNOWN_TOPIC_OR_PARTITION}"
+        assert f"tidemark_request_errors_total{missing}" not in values
+        assert values["tidemark_fsync_duration_seconds_count"] > 0
+        await client.produce("strange", sent)
+        _, text = await asyncio.to_thread(get, server, "/metrics")
+        assert values_of(text)[f"tidemark_request_errors_total{missing}"] == 1
         told = {f.name: f.type for f in text_string_to_metric_families(text)}
         own = {name: kind for name, kind in told.items() if name.startswith("tidemark_")}
-        assert own == documented()
+        lag = {"tidemark_event_loop_lag_seconds": "histogram"}  # of a process
+        assert own | lag == documented()
         for path in ("/livez", "/startupz", "/readyz", "/restartz"):
             assert (await asyncio.to_thread(get, server, path))[0] == 200, path
         assert (await asyncio.to_thread(get, server, "/other"))[0] == 404

@@ -156,7 +156,7 @@ def test_a_batch_that_waits_for_a_coordinator_counts_as_memory() -> None:
     async def scenario(node: Node, verifier: FakeVerifier) -> None:
         payload = request("a" * 100)
         memory = node.service._memory = RequestMemory(10 * len(payload))
-        answer = node.service._produce(payload, Context(), False)
+        answer = node.service._begin_produce(payload, Context(), kept=False)
         assert isinstance(answer, asyncio.Future)
         await asyncio.sleep(0.1)
         assert memory.used_bytes == len(payload)
