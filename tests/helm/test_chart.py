@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
+import threading
+import time
 from functools import cache
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +65,46 @@ VALUE_SETS: dict[str, dict[str, str]] = {
         "broker.tolerations[0].operator": "Exists",
         r"serviceAccount.annotations.example\.com/role": "tide",
     },
+    "outside-by-node-ports": {"broker.external.enabled": "true", "networkPolicy.enabled": "true"},
+    "outside-by-load-balancers": {
+        "broker.external.enabled": "true",
+        "broker.external.type": "LoadBalancer",
+        "broker.external.host": "broker-{ordinal}.example.com",
+        r"broker.external.annotations.external-dns/hostname": "broker-{ordinal}.example.com",
+    },
+    "users-of-the-platform": {
+        "podSecurityContext.runAsUser": "null",
+        "podSecurityContext.runAsGroup": "null",
+        "podSecurityContext.fsGroup": "null",
+    },
+    "extras": {
+        "broker.extraEnv[0].name": "HTTPS_PROXY",
+        "broker.extraEnv[0].value": "http://proxy:3128",
+        "broker.extraVolumes[0].name": "more",
+        "broker.extraVolumes[0].emptyDir.sizeLimit": "1Mi",
+        "broker.extraVolumeMounts[0].name": "more",
+        "broker.extraVolumeMounts[0].mountPath": "/more",
+        "broker.initContainers[0].name": "first",
+        "broker.initContainers[0].image": "busybox:1",
+        "broker.sidecars[0].name": "beside",
+        "broker.sidecars[0].image": "busybox:1",
+        "broker.podLabels.team": "data",
+        "broker.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution"
+        ".nodeSelectorTerms[0].matchExpressions[0].key": "disk",
+        "broker.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution"
+        ".nodeSelectorTerms[0].matchExpressions[0].operator": "Exists",
+    },
+    "role-and-authorities": S3
+    | {"remoteStorage.existingSecret": "", "remoteStorage.caConfigMap": "authorities"},
+    "several-disks": {"broker.persistence.volumes": "3"},
+    "topics": {
+        "topics[0].name": "events",
+        "topics[0].partitions": "12",
+        "topics[0].replicationFactor": "3",
+        r"topics[0].config.retention\.ms": "604800000",
+        "topics[1].name": "plain",
+    },
+    "without-checks": {"checkSettings": "false", "broker.stopGateSeconds": "0"},
 }
 
 
@@ -88,6 +132,10 @@ def container(name: str, role: str) -> dict[str, Any]:
     stateful_set = by_kind(name, "StatefulSet")[f"blue-tidemark-{role}"]
     found: dict[str, Any] = stateful_set["spec"]["template"]["spec"]["containers"][0]
     return found
+
+
+def environment(name: str, role: str) -> dict[str, Any]:
+    return {each["name"]: each for each in container(name, role)["env"]}
 
 
 def rendered_properties(name: str, role: str) -> dict[str, str]:
@@ -128,11 +176,10 @@ def test_pods_are_not_root_and_can_write_only_their_volumes(name: str) -> None:
         pod = stateful_set["spec"]["template"]["spec"]
         assert pod["securityContext"]["runAsNonRoot"] is True
         assert pod["automountServiceAccountToken"] is False
-        for of_pod in pod["containers"]:
-            security = of_pod["securityContext"]
-            assert security["readOnlyRootFilesystem"] is True
-            assert security["allowPrivilegeEscalation"] is False
-            assert security["capabilities"] == {"drop": ["ALL"]}
+        security = pod["containers"][0]["securityContext"]
+        assert security["readOnlyRootFilesystem"] is True
+        assert security["allowPrivilegeEscalation"] is False
+        assert security["capabilities"] == {"drop": ["ALL"]}
 
 
 def test_metrics_are_served_and_scraped_at_one_port() -> None:
@@ -169,6 +216,148 @@ def test_the_prometheus_operator_gets_a_monitor_and_rules_where_asked() -> None:
     for rule in group["rules"]:
         used = {n.removesuffix("_total") for n in re.findall(r"tidemark_\w+", rule["expr"])}
         assert used and used <= names, rule["alert"]
+
+
+def test_each_broker_has_a_service_and_an_address_for_clients_outside(tmp_path: Path) -> None:
+    services = by_kind("outside-by-node-ports", "Service")
+    for ordinal in range(3):
+        spec = services[f"blue-tidemark-external-{ordinal}"]["spec"]
+        pod = f"blue-tidemark-broker-{ordinal}"
+        assert spec["selector"]["statefulset.kubernetes.io/pod-name"] == pod
+        assert spec["ports"][0]["nodePort"] == 32100 + ordinal
+    listeners = rendered_properties("outside-by-node-ports", "broker")["listeners"]
+    assert listeners == "PLAINTEXT://:9092,EXTERNAL://:9094"
+    environ = environment("outside-by-node-ports", "broker")
+    assert environ["EXTERNAL_HOST"]["valueFrom"]["fieldRef"]["fieldPath"] == "status.hostIP"
+    given = {"EXTERNAL_HOST": "10.0.0.7", "EXTERNAL_PORT": "9094", "EXTERNAL_NODE_PORT": "32100"}
+    advertised = start_script(tmp_path, "broker", "blue-broker-2", given)[2]
+    assert advertised.endswith(":9092,EXTERNAL://10.0.0.7:32102")
+
+    first = by_kind("outside-by-load-balancers", "Service")["blue-tidemark-external-0"]
+    assert first["metadata"]["annotations"]["external-dns/hostname"] == "broker-0.example.com"
+    environ = environment("outside-by-load-balancers", "broker")
+    assert "EXTERNAL_NODE_PORT" not in environ
+    given = {"EXTERNAL_HOST": environ["EXTERNAL_HOST"]["value"], "EXTERNAL_PORT": "9094"}
+    advertised = start_script(tmp_path, "broker", "blue-broker-11", given)[2]
+    assert advertised.endswith(",EXTERNAL://broker-11.example.com:9094")
+
+
+def test_a_platform_may_choose_the_users() -> None:
+    for one in manifests("users-of-the-platform"):
+        if one["kind"] in ("StatefulSet", "Job"):
+            security = one["spec"]["template"]["spec"]["securityContext"]
+            assert not security.keys() & {"runAsUser", "runAsGroup", "fsGroup"}
+            assert security["runAsNonRoot"] is True
+
+
+def test_a_pod_takes_what_is_added_to_it() -> None:
+    pod = by_kind("extras", "StatefulSet")["blue-tidemark-broker"]["spec"]["template"]
+    assert pod["metadata"]["labels"]["team"] == "data"
+    assert [each["name"] for each in pod["spec"]["containers"]] == ["tidemark", "beside"]
+    assert [each["name"] for each in pod["spec"]["initContainers"]] == ["first"]
+    assert environment("extras", "broker")["HTTPS_PROXY"]["value"] == "http://proxy:3128"
+    assert {"name": "more", "mountPath": "/more"} in pod["spec"]["containers"][0]["volumeMounts"]
+    assert set(pod["spec"]["affinity"]) == {"nodeAffinity", "podAntiAffinity"}
+    assert "HTTPS_PROXY" not in environment("extras", "controller")
+
+
+def test_a_role_and_own_authorities_need_no_secret() -> None:
+    environ = environment("role-and-authorities", "broker")
+    assert "AWS_ACCESS_KEY_ID" not in environ
+    assert environ["SSL_CERT_FILE"]["value"] == "/etc/tidemark-ca/ca.crt"
+    mounts = container("role-and-authorities", "broker")["volumeMounts"]
+    assert {"name": "ca", "mountPath": "/etc/tidemark-ca", "readOnly": True} in mounts
+
+
+def test_each_log_directory_is_on_a_volume_of_its_own() -> None:
+    spec = by_kind("several-disks", "StatefulSet")["blue-tidemark-broker"]["spec"]
+    assert [c["metadata"]["name"] for c in spec["volumeClaimTemplates"]] == [
+        "data",
+        "data-1",
+        "data-2",
+    ]
+    mounts = {
+        m["name"]: m["mountPath"] for m in container("several-disks", "broker")["volumeMounts"]
+    }
+    directories = rendered_properties("several-disks", "broker")["log.dirs"].split(",")
+    assert directories == [f"{mounts[name]}/data" for name in ("data", "data-1", "data-2")]
+    assert "data-1" not in {
+        m["name"] for m in container("several-disks", "controller")["volumeMounts"]
+    }
+
+
+def test_topics_of_values_are_made_and_keep_their_settings() -> None:
+    job = by_kind("topics", "Job")["blue-tidemark-after"]
+    script = job["spec"]["template"]["spec"]["containers"][0]["args"][0].splitlines()[1:]
+    assert [line.strip() for line in script] == [
+        "repeat tidemark topics create events --if-not-exists --partitions 12"
+        " --replication-factor 3",
+        "repeat tidemark configs alter --topic events --set 'retention.ms=604800000'",
+        "repeat tidemark topics create plain --if-not-exists",
+    ]
+    assert list(by_kind("defaults", "Job")) == ["blue-tidemark-before"]
+    assert not by_kind("without-checks", "Job")
+
+
+def test_a_wrong_setting_stops_an_upgrade_before_any_pod(tmp_path: Path) -> None:
+    """The script of the job, over the settings that it is given."""
+    values = {r"broker.config.log\.segment\.bytes": "7"}
+    found = {
+        (m["kind"], m["metadata"]["name"]): m
+        for m in yaml.safe_load_all(run_helm("template blue", values).stdout)
+        if m
+    }
+    for name, text in found["ConfigMap", "blue-tidemark-before"]["data"].items():
+        (tmp_path / name).write_text(text)
+    job = found["Job", "blue-tidemark-before"]["spec"]["template"]["spec"]["containers"][0]
+    script = job["args"][0].replace("/tmp/", f"{tmp_path}/made-")
+    script = script.replace("/etc/tidemark", str(tmp_path))
+    bin_directory = Path(sys.executable).parent
+    done = subprocess.run(
+        ["/bin/sh", "-euc", script],
+        env={"PATH": f"{bin_directory}:/usr/bin:/bin", "TIDEMARK_BOOTSTRAP_SERVER": "x:1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    assert "log.segment.bytes" in done.stderr
+
+
+def gate(port: int, seconds: str) -> float:
+    began = time.monotonic()
+    command = [sys.executable, str(CHART / "files" / "stop.py"), str(port), seconds]
+    subprocess.run(command, check=True, timeout=30)
+    return time.monotonic() - began
+
+
+def test_a_pod_that_is_asked_to_stop_waits_until_no_partition_needs_it() -> None:
+    command = container("defaults", "broker")["lifecycle"]["preStop"]["exec"]["command"]
+    assert command == ["python", "/etc/tidemark/stop.py", "9404", "60"]
+    assert "lifecycle" not in container("without-checks", "broker")
+    assert "lifecycle" not in container("no-metrics", "broker")
+    asked: list[str] = []
+
+    class Node(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_response(503 if len(asked) < 3 else 200)
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None:
+            return
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Node) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        gate(server.server_address[1], "30")
+        assert asked == ["/restartz"] * 3
+        asked[:] = []
+        gate(server.server_address[1], "0")
+        assert len(asked) == 1, "the time is over"
+        server.shutdown()
+        thread.join()
+    assert gate(server.server_address[1], "30") < 10, "the node has ended"
 
 
 @pytest.mark.parametrize(("replicas", "away"), [("3", 1), ("5", 2), ("7", 3)])
@@ -263,7 +452,7 @@ def test_a_pod_without_a_zone_has_no_rack(tmp_path: Path) -> None:
 def test_internal_topics_have_as_many_replicas_as_there_are_brokers(
     name: str, factor: int, least: int
 ) -> None:
-    (found,) = by_kind(name, "ConfigMap").values()
+    found = by_kind(name, "ConfigMap")["blue-tidemark-config"]
     lines = found["data"]["broker.properties"].splitlines()
     assert f"offsets.topic.replication.factor={factor}" in lines
     assert f"transaction.state.log.replication.factor={factor}" in lines
@@ -281,9 +470,25 @@ def test_internal_topics_have_as_many_replicas_as_there_are_brokers(
         ({r"broker.config.node\.id": "1"}, "set by the chart"),
         ({"broker.rack.mode": "ordinal"}, "needs broker.rack.names"),
         ({"broker.nodeIdOffset": "2"}, "would meet those of 3 controllers"),
-        (S3 | {"remoteStorage.existingSecret": ""}, "needs remoteStorage.existingSecret"),
         (S3 | {"remoteStorage.bucket": ""}, "needs remoteStorage.endpoint"),
         ({"brokr.replicas": "3"}, "brokr"),
+        ({"topics[0].name": "a b"}, "name"),
+        ({"topics[0].name": "a", "topics[0].replicationFactor": "4"}, "a has replicationFactor 4"),
+        ({"topics[0].name": "a", "topics[0].config.x": "'"}, "config"),
+        ({"broker.stopGateSeconds": "100"}, "a stop takes up to 30 s after"),
+        (
+            {"broker.external.enabled": "true", "broker.external.type": "LoadBalancer"},
+            "needs broker.external.host",
+        ),
+        (
+            {
+                "broker.external.enabled": "true",
+                "broker.external.type": "LoadBalancer",
+                "broker.external.host": "one.example.com",
+            },
+            "needs {ordinal}",
+        ),
+        ({"broker.external.enabled": "true", "broker.external.port": "9092"}, "in use by another"),
         ({"broker.persistence.size": "plenty"}, "size"),
         ({"clusterId": "short"}, "clusterId"),
         ({"metrics.port": "9092"}, "in use by the nodes' own listeners"),

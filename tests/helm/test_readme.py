@@ -39,7 +39,7 @@ def test_the_kubernetes_block_renders_as_printed(tmp_path: Path) -> None:
     manifests = [document for document in yaml.safe_load_all(done.stdout) if document]
     for manifest in manifests:
         kubernetes_validate.validate(manifest, "1.35", strict=True)
-    (settings,) = (m["data"] for m in manifests if m["kind"] == "ConfigMap")
+    (settings,) = (m["data"] for m in manifests if "start.sh" in m.get("data", ()))
     broker = parse_properties(settings["broker.properties"])
     assert broker["rsm.config.endpoint"] == "http://minio:9000"
     assert broker["rsm.config.bucket"] == "tide"

@@ -1,6 +1,7 @@
 #!/bin/sh
 # Completes server.properties with what only the pod knows, formats its directory on the first start,
-# and becomes the server. ROLE, POD_NAME, DOMAIN, PORT, NODE_ID_OFFSET, LOG_LEVEL and RACK_* come from the pod.
+# and becomes the server. ROLE, POD_NAME, DOMAIN, PORT, NODE_ID_OFFSET, LOG_LEVEL, RACK_* and EXTERNAL_* come
+# from the pod.
 set -eu
 ordinal=${POD_NAME##*-}
 properties=/run/tidemark/server.properties
@@ -10,7 +11,13 @@ properties=/run/tidemark/server.properties
   if [ "$ROLE" = controller ]; then
     echo "advertised.listeners=CONTROLLER://$POD_NAME.$DOMAIN:$PORT"
   else
-    echo "advertised.listeners=PLAINTEXT://$POD_NAME.$DOMAIN:$PORT"
+    outside=""
+    if [ -n "${EXTERNAL_HOST:-}" ]; then
+      port=$EXTERNAL_PORT
+      if [ -n "${EXTERNAL_NODE_PORT:-}" ]; then port=$((EXTERNAL_NODE_PORT + ordinal)); fi
+      outside=",EXTERNAL://$(echo "$EXTERNAL_HOST" | sed "s/{ordinal}/$ordinal/g"):$port"
+    fi
+    echo "advertised.listeners=PLAINTEXT://$POD_NAME.$DOMAIN:$PORT$outside"
   fi
   rack=${RACK_ZONE:-}
   if [ -n "${RACK_NAMES:-}" ]; then

@@ -67,7 +67,9 @@ process.roles={{ .role }}
 controller.listener.names=CONTROLLER
 controller.quorum.voters={{ include "tidemark.voters" .root }}
 listeners={{ if eq .role "controller" }}CONTROLLER{{ else }}PLAINTEXT{{ end }}://:{{ $own.port }}
+{{- if and (eq .role "broker") $values.broker.external.enabled }},EXTERNAL://:{{ int $values.broker.external.port }}{{ end }}
 log.dirs=/var/lib/tidemark/data
+{{- range $i := untilStep 1 (int (default 1 $own.persistence.volumes)) 1 }},/var/lib/tidemark-{{ $i }}/data{{ end }}
 {{- if $values.metrics.enabled }}
 prometheus.listener=:{{ int $values.metrics.port }}
 {{- end }}
@@ -120,4 +122,87 @@ rsm.config.key.prefix={{ .keyPrefix }}
     {{- toYaml . | nindent 4 }}
   {{- end }}
 {{- end -}}
+{{- end -}}
+
+{{/* The affinity of a role's pods: dict "root" . "role" "broker" */}}
+{{- define "tidemark.affinity" -}}
+{{- $own := index .root.Values .role -}}
+{{- $mode := .root.Values.scheduling.hostAntiAffinity -}}
+{{- $labels := merge (dict "app.kubernetes.io/component" .role) (include "tidemark.selector" .root | fromYaml) -}}
+{{- $term := dict "topologyKey" "kubernetes.io/hostname" "labelSelector" (dict "matchLabels" $labels) -}}
+{{- $apart := dict -}}
+{{- if eq $mode "required" -}}
+{{- $apart = dict "podAntiAffinity" (dict "requiredDuringSchedulingIgnoredDuringExecution" (list $term)) -}}
+{{- else if eq $mode "preferred" -}}
+{{- $preferred := dict "weight" 100 "podAffinityTerm" $term -}}
+{{- $apart = dict "podAntiAffinity" (dict "preferredDuringSchedulingIgnoredDuringExecution" (list $preferred)) -}}
+{{- end -}}
+{{- mustMergeOverwrite $apart (deepCopy $own.affinity) | toYaml -}}
+{{- end -}}
+
+{{/* Ids of the brokers that an upgrade takes away, with spaces between. */}}
+{{- define "tidemark.leaving" -}}
+{{- $now := lookup "apps/v1" "StatefulSet" .Release.Namespace (printf "%s-broker" (include "tidemark.fullname" .)) -}}
+{{- $ids := list -}}
+{{- if $now -}}
+{{- range $i := untilStep (int .Values.broker.replicas) (int $now.spec.replicas) 1 -}}
+{{- $ids = append $ids (add $i (int $.Values.broker.nodeIdOffset)) -}}
+{{- end -}}
+{{- end -}}
+{{- join " " $ids -}}
+{{- end -}}
+
+{{/* Pod of a job with one shell script: dict "root" . "name" "check" "script" "..." "volumes" (list) "mounts" (list) */}}
+{{- define "tidemark.job" -}}
+{{- $values := .root.Values -}}
+backoffLimit: 2
+template:
+  metadata:
+    labels:
+      {{- include "tidemark.labels" .root | nindent 6 }}
+      app.kubernetes.io/component: {{ .name }}
+  spec:
+    restartPolicy: Never
+    automountServiceAccountToken: false
+    enableServiceLinks: false
+    securityContext:
+      {{- toYaml $values.podSecurityContext | nindent 6 }}
+    {{- with $values.image.pullSecrets }}
+    imagePullSecrets:
+      {{- toYaml . | nindent 6 }}
+    {{- end }}
+    containers:
+      - name: {{ .name }}
+        image: {{ include "tidemark.image" .root }}
+        imagePullPolicy: {{ $values.image.pullPolicy }}
+        command: ["/bin/sh", "-euc"]
+        args:
+          - |
+            {{- .script | nindent 12 }}
+        env:
+          - name: TIDEMARK_BOOTSTRAP_SERVER
+            value: {{ include "tidemark.bootstrap" .root }}
+        securityContext:
+          {{- toYaml $values.securityContext | nindent 10 }}
+        resources:
+          requests: {cpu: 100m, memory: 128Mi}
+          limits: {memory: 512Mi}
+        volumeMounts:
+          - name: tmp
+            mountPath: /tmp
+          {{- with .mounts }}
+          {{- toYaml . | nindent 10 }}
+          {{- end }}
+    volumes:
+      - name: tmp
+        emptyDir:
+          sizeLimit: 256Mi
+      {{- with .volumes }}
+      {{- toYaml . | nindent 6 }}
+      {{- end }}
+{{- end -}}
+
+{{/* What clients in the cluster are given as bootstrap.servers. */}}
+{{- define "tidemark.bootstrap" -}}
+{{ include "tidemark.fullname" . }}-bootstrap.{{ .Release.Namespace }}.svc.{{ .Values.clusterDomain }}:{{ int .Values.broker.port }}
 {{- end -}}
