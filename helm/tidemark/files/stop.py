@@ -1,7 +1,7 @@
 """Runs before a broker's pod is stopped: PORT SECONDS.
 
-Waits, for SECONDS at most, until no partition would lose its minimum of in-sync replicas by the stop.
-The broker serves meanwhile.
+Waits, for SECONDS at most, until no partition would lose its minimum of in-sync replicas by the
+stop. The broker serves meanwhile.
 """
 
 import http.client
