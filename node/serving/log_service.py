@@ -170,7 +170,7 @@ class LogService:
 
     def _begin_produce(self, payload: bytes, context: Context, *, kept: bool = False) -> Answer:
         """`_produce`; where quotas are set, the client is charged."""
-        timing = self._meters.produce.begin()
+        timing = self._meters.produce.begin(context)
         if not self._throttling.is_active:
             return self._produce(payload, context, kept, timing)
         charge = self._throttling.begin(context)
@@ -191,10 +191,8 @@ class LogService:
         # No request overtakes those that queue for memory: it may be of the same producer.
         taken = None if self._later else self._memory.take(len(payload))
         if taken is not None:
-            return self._produce_within(request, taken, kept, timing, context)
-        task = asyncio.ensure_future(
-            self._produce_later(request, len(payload), kept, timing, context)
-        )
+            return self._produce_within(request, taken, kept, timing)
+        task = asyncio.ensure_future(self._produce_later(request, len(payload), kept, timing))
         self._later.add(task)
         task.add_done_callback(self._later.discard)
         return task
@@ -205,7 +203,6 @@ class LogService:
         size_bytes: int,
         kept: bool,
         timing: Timing,
-        context: Context,
     ) -> bytes:
         task = asyncio.current_task()
         assert task is not None, "a coroutine runs in a task"
@@ -215,11 +212,11 @@ class LogService:
             failed = [result_of(item) for item in request.partition_data]
             for result in failed:
                 result.error_code, result.error_message = code_of(error), str(error)
-            return self._produced(failed, timing, context)
+            return self._produced(failed, timing)
         finally:
             self._later.discard(task)
             timing.queued_until(self._meters.clock_s())
-        answer = self._produce_within(request, taken, kept, timing, context)
+        answer = self._produce_within(request, taken, kept, timing)
         del request
         return answer if isinstance(answer, bytes) else await answer
 
@@ -229,7 +226,6 @@ class LogService:
         taken_bytes: int,
         kept: bool,
         timing: Timing,
-        context: Context,
     ) -> bytes | asyncio.Future[bytes]:
         """Appends; releases the memory then, or if it is `kept` at the end of the request."""
         try:
@@ -243,13 +239,13 @@ class LogService:
         if produced.is_done or not kept:
             self._memory.release(taken_bytes)
         if produced.is_done:
-            return self._produced(produced.results, timing, context)
+            return self._produced(produced.results, timing)
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         timing.waits_since_s = self._meters.clock_s()
 
         def end() -> None:
             if not answer.done():
-                answer.set_result(self._produced(produced.results, timing, context))
+                answer.set_result(self._produced(produced.results, timing))
 
         def ended(_: asyncio.Future[bytes]) -> None:
             produced.abandon()
@@ -260,12 +256,12 @@ class LogService:
         answer.add_done_callback(ended)
         return answer
 
-    def _produced(
-        self, results: Sequence[ProduceResult], timing: Timing, context: Context
-    ) -> bytes:
-        meter = self._meters.produce
-        meter.end(timing, context)
-        meter.fail_each(results)
+    def _produced(self, results: Sequence[ProduceResult], timing: Timing) -> bytes:
+        self._meters.produce.end(timing)
+        return self._told(results)
+
+    def _told(self, results: Sequence[ProduceResult]) -> bytes:
+        self._meters.produce.fail_each(results)
         return produce_response(results, self._leaders(results))
 
     def _leaders(self, results: Sequence[Redirecting]) -> list[common_pb2.Node]:

@@ -28,6 +28,6 @@ def _spent_s() -> float:
     answers = [SimpleNamespace(error_code=0)]
     began_s = time.process_time()
     for _ in range(REQUESTS):
-        meter.end(meter.begin(), None)
+        meter.end(meter.begin(None))
         meter.fail_each(answers)
     return time.process_time() - began_s

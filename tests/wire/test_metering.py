@@ -45,9 +45,9 @@ def clock() -> Clock:
 def test_an_answer_at_once_is_in_the_bucket_of_its_time(clock: Clock) -> None:
     meter = RequestMeters(clock_s=clock).produce
     for spent_s in (0.0005, 0.5, 0.50001, 11.0):
-        timing = meter.begin()
+        timing = meter.begin(Context())
         clock.passes(spent_s)
-        meter.end(timing, Context())
+        meter.end(timing)
     found = dict(zip((*BOUNDS_S, None), meter.counts, strict=True))
     assert {bound for bound, n in found.items() if n} == {0.001, 0.5, 1.0, None}
     assert meter.spent_s == pytest.approx(12.00051)
@@ -56,13 +56,13 @@ def test_an_answer_at_once_is_in_the_bucket_of_its_time(clock: Clock) -> None:
 
 def test_the_wait_for_replicas_is_remote_and_that_for_memory_is_not(clock: Clock) -> None:
     meter = RequestMeters(clock_s=clock).produce
-    timing = meter.begin()
+    timing = meter.begin(Context())
     clock.passes(0.75)  # in the queue for memory
     timing.queued_until(clock())
     clock.passes(0.25)  # the append
     timing.waits_since_s = clock()
     clock.passes(2.0)
-    meter.end(timing, Context())
+    meter.end(timing)
     assert (meter.spent_s, meter.queue_s, meter.remote_s) == (3.0, 0.75, 2.0)
     assert sum(meter.counts) == 1
 
@@ -72,10 +72,10 @@ def test_a_slow_request_is_told_with_its_parts_and_no_secret(
 ) -> None:
     meter = RequestMeters(slow_ms=1_000, clock_s=clock).produce
     for spent_s in (1.0, 1.5):
-        timing = meter.begin()
+        timing = meter.begin(Context())
         timing.queue_s = 0.25
         clock.passes(spent_s)
-        meter.end(timing, Context())
+        meter.end(timing)
     (line,) = [record.getMessage() for record in caplog.records]
     assert line == (
         "slow request: Produce of client 'etl 1' at ipv4:10.0.0.7:4711 took 1500 ms"
@@ -101,9 +101,9 @@ def test_a_fetch_is_not_slow_because_there_was_nothing_new(
 
 def test_by_default_no_request_is_slow(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
     meter = RequestMeters(clock_s=clock).produce
-    timing = meter.begin()
+    timing = meter.begin(Context())
     clock.passes(3_600)
-    meter.end(timing, Context())
+    meter.end(timing)
     assert not caplog.records
 
 

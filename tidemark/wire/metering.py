@@ -53,8 +53,10 @@ class Timing:
     allowed_s = 0.0
     """The wait that the client asked for: the request is no slower by it."""
 
-    def __init__(self, began_s: float) -> None:
+    def __init__(self, began_s: float, context: Any) -> None:
+        """`context` is that of the gRPC call."""
         self.began_s = began_s
+        self.context = context
 
     def queued_until(self, now_s: float) -> None:
         """Ends the wait for memory."""
@@ -82,9 +84,9 @@ class ApiMeter:
         self.errors: dict[int, int] = {}
         self.spent_s = self.queue_s = self.remote_s = self.throttle_s = 0.0
 
-    def begin(self) -> Timing:
+    def begin(self, context: Any) -> Timing:
         """The times of a request that begins now."""
-        return Timing(self._meters.clock_s())
+        return Timing(self._meters.clock_s(), context)
 
     def fail(self, code: int) -> None:
         """Counts an error in an answer."""
@@ -99,14 +101,14 @@ class ApiMeter:
     @contextmanager
     def fetching(self, context: Any) -> Iterator[Timing]:
         """Counts a fetch, whose waits are those that its client asked for."""
-        timing = self.begin()
+        timing = self.begin(context)
         try:
             yield timing
         finally:
             timing.allowed_s = timing.remote_s
-            self.end(timing, context)
+            self.end(timing)
 
-    def end(self, timing: Timing, context: Any) -> None:
+    def end(self, timing: Timing) -> None:
         """Counts a request that is answered now."""
         meters, began_s = self._meters, timing.began_s
         now_s = meters.clock_s()
@@ -119,15 +121,15 @@ class ApiMeter:
             self.remote_s += timing.remote_s
             self.queue_s += timing.queue_s
         if spent_s - timing.allowed_s > meters.slow_s:
-            self._tell(spent_s, timing, context)
+            self._tell(spent_s, timing)
 
-    def _tell(self, spent_s: float, timing: Timing, context: Any) -> None:
+    def _tell(self, spent_s: float, timing: Timing) -> None:
         logger.warning(
             "slow request: %s of client %r at %s took %.0f ms"
             " (queue %.0f, local %.0f, remote %.0f)",
             self.api,
-            _client_id(context),
-            context.peer(),
+            _client_id(timing.context),
+            timing.context.peer(),
             spent_s * 1000,
             timing.queue_s * 1000,
             (spent_s - timing.queue_s - timing.remote_s) * 1000,
@@ -214,7 +216,7 @@ class _Generic(grpc.GenericRpcHandler):  # type: ignore[misc, type-arg]
 
 def _counting(meter: ApiMeter, method: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     async def call(request: Any, context: Any) -> Any:
-        timing = meter.begin()
+        timing = meter.begin(context)
         try:
             answer = await method(request, context)
             for code in error_codes(answer):
@@ -223,7 +225,7 @@ def _counting(meter: ApiMeter, method: Callable[[Any, Any], Any]) -> Callable[[A
             meter.fail(_UNFORESEEN)
             raise
         finally:
-            meter.end(timing, context)
+            meter.end(timing)
         return answer
 
     return call
