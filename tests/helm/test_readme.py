@@ -1,9 +1,12 @@
-"""README's Kubernetes block, run as printed: Helm renders where it would install."""
+"""README's Kubernetes block, run as printed: Helm renders where it would install. The chart's own
+page is that of its values.
+"""
 
 from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import kubernetes_validate
@@ -57,3 +60,9 @@ def test_the_kubernetes_block_renders_as_printed(tmp_path: Path) -> None:
     made = (tmp_path / "kubectl.arguments").read_text().split()
     assert made[:4] == ["create", "secret", "generic", "tier"]
     assert {argument.split("=")[1] for argument in made[4:]} == read
+
+
+def test_the_charts_page_is_made_of_its_values() -> None:
+    command = [sys.executable, "scripts/chart_readme.py", "--check"]
+    done = subprocess.run(command, cwd=README.parent, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
