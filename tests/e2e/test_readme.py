@@ -255,6 +255,15 @@ def test_the_python_blocks_run_as_printed(
     assert "1 [0]" in capfd.readouterr().out
 
 
+def test_the_last_step_of_an_upgrade_runs_as_printed(
+    tmp_path: Path, small_cluster: LocalCluster
+) -> None:
+    describe, upgrade = commands(block("Upgrade", "bash"))
+    servers = small_cluster.bootstrap_servers
+    assert "controller" in run(describe, tmp_path, servers)
+    assert "already" in run(upgrade, tmp_path, servers)  # a new cluster has the newest levels
+
+
 HELD_BY = {
     ("Two commands", "bash"): test_the_two_commands_are_scripts_that_ci_runs,
     ("A cluster to play with", "bash"): test_the_cluster_to_play_with_answers_as_printed,
@@ -283,6 +292,7 @@ HELD_BY = {
         )
     },
     ("Kubernetes", "bash"): helm.test_the_kubernetes_block_renders_as_printed,
+    ("Upgrade", "bash"): test_the_last_step_of_an_upgrade_runs_as_printed,
 }
 
 
