@@ -57,7 +57,7 @@ class Server:
         self.config = config
         self._lag = lag
         self._exposition: Exposition | None = None
-        self._meters = RequestMeters()
+        self._meters = RequestMeters(config.observation.slow_request_threshold_ms)
         self.metrics_endpoint: Endpoint | None = None
         self._clock = clock or Clock()
         self._storage: NodeStorage | None = None
@@ -89,11 +89,12 @@ class Server:
 
     async def _start(self, storage: NodeStorage) -> None:
         config = self.config
-        if config.prometheus_listener:
+        listener = config.observation.prometheus_listener
+        if listener:
             from node.metrics.exposition import Exposition  # it costs 0.1 s of CPU
 
             self._exposition = Exposition(self)
-            self.metrics_endpoint = await self._exposition.start(config.prometheus_listener)
+            self.metrics_endpoint = await self._exposition.start(listener)
             logger.info("metrics and probes are at http://%s", self.metrics_endpoint.address)
         directory, directory_id = storage.metadata(config)
         reserve = await self._reserve(directory)
@@ -251,7 +252,7 @@ class Server:
 
 
 async def _serve(config: ServerConfig) -> None:
-    watch = LoopWatch(config.event_loop_stall_ms)
+    watch = LoopWatch(config.observation.event_loop_stall_ms)
     server = Server(config, lag=watch.lag)
     watch.start()
     try:

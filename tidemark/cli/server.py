@@ -25,6 +25,7 @@ def server(
     """Run a node (controller, broker or both) until SIGTERM or Ctrl-C."""
     import logging
 
+    from tidemark import logs
     from tidemark.config import load_server_config
     from tidemark.errors import ConfigError
 
@@ -33,8 +34,8 @@ def server(
     level = logging.getLevelNamesMapping().get(log_level.upper())
     if level is None:
         raise ConfigError(f"--log-level {log_level!r} is none of debug, info, warning, error")
-    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     settings = load_server_config(config)
+    logs.setup(level, settings.observation.log_format, settings.node_id)
     if as_json:
         print_json({"node_id": settings.node_id, "listeners": list(settings.listeners)})
     from node.runtime.process import tune_process

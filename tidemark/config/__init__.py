@@ -7,6 +7,7 @@ that write a server.properties use `properties`.
 
     server       ServerConfig: the settings of a node
     loading      reads them from a file and TIDEMARK_... variables
+    observation  settings of a node's log, metrics and probes
     topic        TopicConfig: the settings of a topic, its defaults, settings altered at run time
     definition   settings as dataclass fields: parsing, conversion, checks
     properties   the text format of server.properties and meta.properties

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 
-from tidemark.config.definition import setting
+from tidemark.config.definition import section, setting
+from tidemark.config.observation import ObservationConfig
 from tidemark.errors import ConfigError
 from tidemark.types import Endpoint
 
@@ -229,12 +230,7 @@ class ServerConfig:
         " of what the process may open (ulimit -n)",
         at_least=0,
     )
-    event_loop_stall_ms: int = setting(
-        1_000, doc="the log names where the event loop stood this long; 0: never", at_least=0
-    )
-    prometheus_listener: str = setting(
-        "", doc="host:port of metrics and probes over HTTP; empty: none", matching=r"|.*:[0-9]{1,5}"
-    )
+    observation: ObservationConfig = section(ObservationConfig)
     num_replica_alter_log_dirs_threads: int = setting(
         0, doc="replicas moved between directories at once; 0: one for each of log.dirs", at_least=0
     )

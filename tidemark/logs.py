@@ -1,0 +1,145 @@
+"""The log of a process: text or JSON, repeated lines told once, levels that change at run time.
+
+Levels have Kafka's names (KIP-412): TRACE, DEBUG, INFO, WARN, ERROR, FATAL. Loggers are those of
+Python's modules; `root` has the level of all that have none of their own.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import TextIO
+
+FORMATS = ("text", "json")
+ROOT = "root"
+LEVELS = {
+    "TRACE": 5,
+    "DEBUG": logging.DEBUG,
+    "INFO": logging.INFO,
+    "WARN": logging.WARNING,
+    "ERROR": logging.ERROR,
+    "FATAL": logging.CRITICAL,
+}
+
+_TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+_SILENCE_S = 60.0
+_LINES_MAX = 1_000
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line."""
+
+    def __init__(self, node_id: int | None = None) -> None:
+        super().__init__()
+        self._fixed = {} if node_id is None else {"node_id": node_id}
+
+    def format(self, record: logging.LogRecord) -> str:
+        """`time` is RFC 3339 in UTC, to the millisecond."""
+        moment = datetime.fromtimestamp(record.created, UTC)
+        told = {
+            "time": moment.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "level": name_of(record.levelno),
+            "logger": record.name,
+            **self._fixed,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            told["exception"] = self.formatException(record.exc_info)
+        return json.dumps(told, ensure_ascii=False)
+
+
+class Repeats(logging.Filter):
+    """Lets a line through once a minute, with the number of those that were left out.
+
+    Of two lines that differ in a number only, both are told. At most `_LINES_MAX` lines are
+    remembered; the oldest is forgotten first.
+    """
+
+    def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock_s = clock_s
+        self._told: OrderedDict[tuple[str, int, str], list[float]] = OrderedDict()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the line is told; one that comes again after a while learns its count."""
+        if record.levelno < logging.INFO:
+            return True
+        try:
+            text = record.getMessage()
+        except (TypeError, ValueError):  # the handler reports the wrong arguments
+            return True
+        now_s, key = self._clock_s(), (record.name, record.levelno, text)
+        known = self._told.get(key)
+        if known is not None and now_s - known[0] < _SILENCE_S:
+            known[1] += 1
+            return False
+        if known is not None and known[1]:
+            record.msg = f"{text} (and {known[1]:.0f} times more in {now_s - known[0]:.0f} s)"
+            record.args = None
+        self._told[key] = [now_s, 0]
+        self._told.move_to_end(key)
+        if len(self._told) > _LINES_MAX:
+            self._told.popitem(last=False)
+        return True
+
+
+def setup(
+    level: int = logging.INFO,
+    style: str = "text",
+    node_id: int | None = None,
+    stream: TextIO | None = None,
+) -> None:
+    """Replaces the handlers of the root logger by one for `stream`, by default stderr."""
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(JsonFormatter(node_id) if style == "json" else logging.Formatter(_TEXT))
+    handler.addFilter(Repeats())
+    root = logging.getLogger()
+    for former in list(root.handlers):
+        root.removeHandler(former)
+    root.addHandler(handler)
+    root.setLevel(level)
+
+
+def name_of(level: int) -> str:
+    """Kafka's name of a level, or of the nearest below."""
+    known = [name for name, number in LEVELS.items() if number <= level]
+    return known[-1] if known else "TRACE"
+
+
+def levels() -> dict[str, str]:
+    """The levels in effect by logger, by name."""
+    root = logging.getLogger()
+    found = {ROOT: name_of(root.level)}
+    for name, each in sorted(root.manager.loggerDict.items()):
+        if isinstance(each, logging.Logger):
+            found[name] = name_of(each.getEffectiveLevel())
+    return found
+
+
+def is_known(name: str) -> bool:
+    """Whether there is a logger of this name, or one below it."""
+    known = logging.getLogger().manager.loggerDict
+    return name == ROOT or name in known
+
+
+def set_level(name: str, level: str | None) -> None:
+    """Sets the level of a logger and of those below it that have none of their own.
+
+    None gives it the level of the logger above. Raises ValueError for an unknown logger or level,
+    and for None of the root logger.
+    """
+    if not is_known(name):
+        raise ValueError(f"there is no logger {name!r}")
+    if level is None:
+        if name == ROOT:
+            raise ValueError("the root logger always has a level")
+        logging.getLogger(name).setLevel(logging.NOTSET)
+        return
+    if level.upper() not in LEVELS:
+        raise ValueError(f"{level!r} is none of {', '.join(LEVELS)}")
+    logging.getLogger(None if name == ROOT else name).setLevel(LEVELS[level.upper()])
