@@ -46,7 +46,7 @@ def _plain(servers: str, batch: pa.RecordBatch, count: int) -> None:
 
 def _attempt(servers: str, transactional_id: str, batch: pa.RecordBatch, count: int) -> None:
     options = parse_sink_options({"bootstrap.servers": servers, "topic": "t"}, is_stream=True)
-    attempt, rows = write_attempt(options, transactional_id, [batch] * count)
+    attempt, rows = write_attempt(options, [transactional_id], [batch] * count)
     assert attempt is not None and rows == count * batch.num_rows
     with Admin(servers) as admin:
         admin.transactions.end(*attempt, committed=True)
@@ -59,7 +59,7 @@ def _task_rows(servers: str) -> Iterator[dict[str, Any]]:
         count = rows // BATCH_ROWS
         found: list[tuple[float, float]] = []
         for number in range(ROUNDS + 1):
-            own_id = f"bench/0/{value_bytes}/0/{number}"
+            own_id = f"bench/{value_bytes}/{number}"
             rate = _cpu_rate(rows, lambda: _attempt(servers, own_id, batch, count))  # noqa: B023
             found.append((rate, _cpu_rate(rows, lambda: _plain(servers, batch, count))))  # noqa: B023
         rate, ceiling = (statistics.median(each) for each in zip(*found[1:], strict=True))

@@ -298,9 +298,16 @@ def recover_sink(
     sink_id: Annotated[
         str, typer.Option(help="The sinkId of the job; of a stream without one, its query's id.")
     ],
+    accept_loss: Annotated[
+        bool,
+        typer.Option(
+            "--accept-loss",
+            help="Go on though a part of the last batch was aborted by force, and is lost.",
+        ),
+    ] = False,
 ) -> None:
     """End what a Spark job left open that does not come back: commit the batch that was decided,
-    abort the rest. No job of the sink may be at work: its batch would be aborted.
+    abort the rest. A job of the sink that is at work fails, and loses nothing.
     """
     from tidemark.spark.sink.coordinators import with_coordinators
     from tidemark.spark.sink.core import recover
@@ -308,13 +315,19 @@ def recover_sink(
 
     sink = sink_name(sink_id)
     check_reachable(session.bootstrap)
-    last, aborted = with_coordinators(sink, session.bootstrap, recover)
-    batch = None if last is None else last.batch
+    done = with_coordinators(
+        sink,
+        session.bootstrap,
+        lambda coordinators: recover(coordinators, accept_loss=accept_loss),
+    )
+    batch = None if done.last is None else done.last.batch
+    lost = [each.transactional_id for each in done.lost]
     session.tell(
-        {"sink_id": sink_id, "last_batch": batch, "aborted": aborted},
+        {"sink_id": sink_id, "last_batch": batch, "aborted": done.aborted, "lost": lost},
         [
-            "nothing was ever decided" if last is None else f"batch {batch} is committed",
-            f"transactions aborted: {aborted}",
+            "nothing was ever decided" if batch is None else f"batch {batch} is committed",
+            f"transactions aborted: {done.aborted}",
+            *(f"lost: {transactional_id}" for transactional_id in lost),
         ],
     )
 

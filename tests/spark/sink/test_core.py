@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from tests.spark.sink.world import Cluster, Driver, Killed, Query
+from tests.spark.sink.world import Cluster, Driver, Killed, Query, caught, write
 from tidemark.errors import TidemarkError, UnsupportedVersionError
 from tidemark.spark.sink.core import abort_run, commit_batch, recover
 from tidemark.spark.sink.decision import Attempt, SinkError, to_pieces
@@ -25,14 +25,16 @@ def calm(query: Query) -> Driver:
 
 @pytest.mark.parametrize("seed", range(100))
 def test_each_batch_is_there_once_whatever_fails(seed: int) -> None:
+    """Also with drivers that hang, and go on when their batch was written again, or recovered."""
     rng = Random(seed)
     cluster = Cluster()
-    query = Query(cluster, rng, rng.choice((0.02, 0.05, 0.1)))
+    query = Query(cluster, rng, rng.choice((0.02, 0.05, 0.1)), hangs=rng.choice((0.0, 0.03, 0.1)))
 
     async def write() -> None:
         for batch in range(BATCHES):
             await query.run(batch, rows_of(batch))
             assert cluster.visible() == list(range((batch + 1) * ROWS))
+        await query.settle()
         await recover(calm(query))
 
     asyncio.run(write())
@@ -48,7 +50,7 @@ def test_nothing_is_visible_before_the_decision_and_all_of_it_after_a_recovery()
             super().__init__(cluster, Random(0), 0.0)
             self.left = calls
 
-        def _stumble(self) -> None:
+        async def _stumble(self) -> None:
             self.left -= 1
             if self.left < 0:
                 raise Killed
@@ -98,11 +100,10 @@ def test_a_transaction_that_timed_out_fails_the_batch_and_aborts_the_rest() -> N
     cluster = Cluster()
     query = Query(cluster, Random(2), 0.0)
     wanted = query.tasks(0, rows_of(0))
-    cluster.transactions[wanted.winners[-1].transactional_id].state = "aborted"
+    cluster.last[wanted.winners[-1].transactional_id].state = "aborted"
     with pytest.raises(SinkError, match=r"transaction\.timeout\.ms"):
         asyncio.run(commit_batch(query.driver(), wanted))
-    states = {cluster.transactions[each.transactional_id].state for each in wanted.winners}
-    assert states == {"aborted"} and not cluster.pieces
+    assert {cluster.state(each) for each in wanted.winners} == {"aborted"} and not cluster.pieces
 
 
 def test_the_abort_after_a_commit_in_doubt_keeps_what_was_decided() -> None:
@@ -137,28 +138,155 @@ def test_brokers_that_refuse_to_prepare_name_the_other_guarantee() -> None:
         )
 
 
-def test_a_winner_that_somebody_else_aborted_is_told_as_lost() -> None:
-    query = Query(Cluster(), Random(6), 0.0)
+def lose(cluster: Cluster, attempt: Attempt) -> None:
+    """Aborts an attempt as `force-terminate --lose-prepared` does."""
+    assert cluster.state(attempt) == "prepared"
+    cluster.last[attempt.transactional_id].state = "lost"
+
+
+def test_a_winner_that_is_lost_by_force_is_told_until_the_loss_is_accepted() -> None:
+    """Though batches are tried in between, whose tasks take ids that are free."""
+    query = Query(Cluster(), Random(11), 0.0)
+    cluster = query.cluster
     wanted = query.tasks(0, rows_of(0))
+    assert len(wanted.winners) > 1
 
     class Interfered(Driver):
         async def confirm(self) -> None:
             await super().confirm()
-            for each in wanted.winners:
-                query.cluster.transactions[each.transactional_id].state = "aborted"
+            lose(cluster, wanted.winners[0])
 
-    with pytest.raises(SinkError, match="batch 0 was decided, but somebody else ended"):
-        asyncio.run(commit_batch(Interfered(query.cluster, Random(0), 0.0), wanted))
+    async def go_on() -> None:
+        told = r"1 of its \d transactions were aborted by force .*--sink-id s --accept-loss"
+        with pytest.raises(SinkError, match=told):
+            await commit_batch(Interfered(cluster, Random(0), 0.0), wanted)
+        for _ in range(2):
+            following = query.tasks(1, rows_of(1))
+            assert wanted.winners[0] not in following.winners
+            with pytest.raises(SinkError, match="batch 0 was decided"):
+                await commit_batch(query.driver(), following)
+            await abort_run(query.driver(), 1, following.run, following.winners)
+        with pytest.raises(SinkError, match="batch 0 was decided"):
+            await recover(calm(query))
+        done = await recover(calm(query), accept_loss=True)
+        assert done.lost == wanted.winners[:1] and not cluster.unended()
+        assert (await recover(calm(query))).lost == ()
+        assert await commit_batch(query.driver(), query.tasks(1, rows_of(1)))
+
+    asyncio.run(go_on())
+    kept = set(rows_of(0)) - set(cluster.last[wanted.winners[0].transactional_id].rows)
+    assert cluster.visible() == sorted(kept) + rows_of(1)
 
 
-def test_a_recovery_ends_all_else_though_a_winner_was_ended_by_somebody() -> None:
+def test_a_recovery_ends_all_else_though_a_winner_was_lost_by_force() -> None:
     query = Query(Cluster(), Random(7), 0.0)
     cluster = query.cluster
     wanted, left = query.tasks(0, rows_of(0)), query.tasks(1, rows_of(1))
     cluster.pieces = dict(enumerate(to_pieces(wanted)))
     for each in (*wanted.winners, *left.winners):
-        cluster.transactions[each.transactional_id].state = "prepared"
-    cluster.transactions[wanted.winners[0].transactional_id].state = "aborted"
-    with pytest.raises(SinkError, match="lost, unless it was committed before"):
+        cluster.last[each.transactional_id].state = "prepared"
+    lose(cluster, wanted.winners[0])
+    with pytest.raises(SinkError, match="their records are lost"):
         asyncio.run(recover(calm(query)))
     assert not cluster.unended()
+
+
+class Stepped(Driver):
+    """A driver that makes as many steps as it is allowed to."""
+
+    def __init__(self, cluster: Cluster, dies: bool = False) -> None:
+        super().__init__(cluster, Random(0), 0.0)
+        self._dies = dies
+        self._left = 0
+        self._turn = asyncio.Event()
+
+    async def _stumble(self) -> None:
+        while not self._left:
+            self._turn.clear()
+            await self._turn.wait()
+        self._left -= 1
+
+    async def confirm(self) -> None:
+        await super().confirm()
+        if self._dies:
+            raise Killed
+
+    async def steps(self, task: asyncio.Task[object], count: int) -> bool:
+        """Whether there was work for all of them."""
+        self._left += count
+        self._turn.set()
+        for _ in range(2 * count + 6):
+            await asyncio.sleep(0)
+        return not (task.done() and self._left)
+
+    async def rest(self, task: asyncio.Task[object]) -> None:
+        self._left += 1_000
+        self._turn.set()
+        await task
+
+
+@pytest.mark.parametrize("stride", [4, pytest.param(1, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("dies", [False, True])
+@pytest.mark.parametrize("other", ["recovery", "abort", "replay", "replay of the batch before"])
+def test_two_drivers_at_once_write_the_batch_once_however_their_calls_fall(
+    other: str, dies: bool, stride: int
+) -> None:
+    """One makes some steps, the other one some, and then each of them goes on to its end. `dies`:
+    the first one does behind its decision."""
+
+    async def both(first: int, second: int) -> tuple[bool, bool]:
+        query = Query(Cluster(), Random(8), 0.0)
+        cluster = query.cluster
+        await query.run(0, rows_of(0))
+        left = write(cluster, 0, 0, rows_of(0))  # a task that comes late
+        again = query.tasks(0 if other.endswith("before") else 1, rows_of(1))
+        job, beside = Stepped(cluster, dies), Stepped(cluster)
+        wanted = query.tasks(1, rows_of(1))
+        one: asyncio.Task[object] = asyncio.create_task(caught(commit_batch(job, wanted)))
+        two: asyncio.Task[object] = asyncio.create_task(
+            caught(
+                recover(beside)
+                if other == "recovery"
+                else abort_run(beside, 1, wanted.run, wanted.winners[:1])
+                if other == "abort"
+                else commit_batch(beside, again)
+            )
+        )
+        more = await job.steps(one, first), await beside.steps(two, second)
+        await job.rest(one)
+        await beside.rest(two)
+        if "run1" in cluster.pieces[0]:
+            await query.run(1, rows_of(1))
+        await recover(calm(query))
+        assert cluster.visible() == [*rows_of(0), *rows_of(1)]
+        assert not cluster.unended() and cluster.state(left) != "committed"
+        return more
+
+    async def all_ways() -> int:
+        first = 0
+        while True:
+            second = 0
+            while True:
+                first_more, second_more = await both(first, second)
+                second += stride
+                if not second_more:
+                    break
+            if first and not first_more:
+                return first
+            first += stride
+
+    assert asyncio.run(all_ways()) > 12
+
+
+def test_many_batches_leave_as_many_ids_as_attempts_were_open_at_once() -> None:
+    query = Query(Cluster(), Random(9), 0.02, hangs=0.02)
+
+    async def write_all() -> None:
+        for batch in range(200):
+            await query.run(batch, rows_of(batch))
+        await query.settle()
+
+    asyncio.run(write_all())
+    assert query.cluster.visible() == list(range(200 * ROWS))
+    most = max(int(each.rpartition("/")[2]) for each in query.cluster.last)
+    assert len(query.cluster.last) <= 4 * (most + 1) and most < 20

@@ -12,12 +12,12 @@ from tidemark.spark.sink.decision import (
     Attempt,
     Decision,
     SinkError,
-    attempt_id,
     attempts_pattern,
     check_owner,
     from_pieces,
-    run_of,
     sink_name,
+    sink_of,
+    slots,
     to_pieces,
 )
 
@@ -25,10 +25,7 @@ SINK = sink_name("a.b-c")
 
 
 def decision(batch: int, winners: int, query: str = "q") -> Decision:
-    attempts = [
-        Attempt(attempt_id(SINK, batch, "run", n, 2**40 + n), 10**9 + n, n % 7)
-        for n in range(winners)
-    ]
+    attempts = [Attempt(next(slots(SINK, n, n % 3)), 10**9 + n, n % 7) for n in range(winners)]
     return Decision(batch, "run", query, tuple(attempts))
 
 
@@ -55,12 +52,19 @@ def test_pieces_of_two_decisions_are_refused() -> None:
         from_pieces(SINK, pieces)
 
 
+def test_a_decision_of_an_earlier_version_has_the_ids_of_that_version() -> None:
+    old = '{"version":1,"batch":7,"run":"r","query":"q","winners":[["3/12",5,0]]}'
+    found = from_pieces(SINK, {0: f"r 1/1 {old}"})
+    assert found == Decision(7, "r", "q", (Attempt(f"{SINK}/7/r/3/12", 5, 0),))
+
+
 def test_the_pattern_takes_attempts_of_the_sink_and_of_no_other() -> None:
     pattern = re.compile(attempts_pattern(SINK))
-    own = attempt_id(SINK, 7, "run", 3, 12)
-    assert pattern.fullmatch(own) and run_of(own) == (7, "run")
+    own, following, *more = slots(SINK, 3, 1)
+    assert (own, following, len(more)) == (f"{SINK}/3/1", f"{SINK}/3/2", 98)
+    assert pattern.fullmatch(own) and sink_of(own) == "a.b-c"
     assert not pattern.fullmatch(SINK)
-    assert not pattern.fullmatch(own.replace("a.b", "aXb")) and run_of(SINK) is None
+    assert not pattern.fullmatch(own.replace("a.b", "aXb"))
 
 
 @pytest.mark.parametrize("sink_id", ["", "a/b", "a b", "x" * 201, "ä"])

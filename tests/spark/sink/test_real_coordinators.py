@@ -13,7 +13,7 @@ from tidemark.records.arrow import warm_up
 from tidemark.spark.sink import decision
 from tidemark.spark.sink.coordinators import ClusterCoordinators
 from tidemark.spark.sink.core import abort_run, commit_batch, recover
-from tidemark.spark.sink.decision import Attempt, Decision, SinkError, attempt_id, sink_name
+from tidemark.spark.sink.decision import Attempt, Decision, SinkError, sink_name, slots
 from tidemark.spark.sink.options import parse_sink_options
 from tidemark.spark.sink.tasks import write_attempt, write_plainly
 from tidemark.testing import Cluster
@@ -44,9 +44,9 @@ def table(values: Sequence[int]) -> pa.RecordBatch:
     return pa.record_batch({"value": pa.array([str(value) for value in values])})
 
 
-def task(cluster: Cluster, batch: int, run: str, number: int, values: Sequence[int]) -> Attempt:
-    own_id = attempt_id(SINK, batch, run, number, number + 10)
-    attempt, count = write_attempt(options(cluster), own_id, [table(values)], make(cluster))
+def task(cluster: Cluster, number: int, values: Sequence[int]) -> Attempt:
+    ids = slots(SINK, number, 0)
+    attempt, count = write_attempt(options(cluster), ids, [table(values)], make(cluster))
     assert attempt is not None and count == len(values)
     return attempt
 
@@ -96,16 +96,16 @@ def open_ids(cluster: Cluster) -> list[str]:
 
 
 def test_a_batch_is_visible_once_after_losers_replays_and_zombies(cluster: Cluster) -> None:
-    winners = [task(cluster, 0, "a", n, range(n * 10, n * 10 + 10)) for n in range(2)]
-    task(cluster, 0, "a", 5, range(10))  # it lost, and left its transaction open
+    winners = [task(cluster, n, range(n * 10, n * 10 + 10)) for n in range(2)]
+    task(cluster, 5, range(10))  # it lost, and left its transaction open
     assert seen(cluster) == []
     assert commit(cluster, 0, "a", *winners) is True
     assert not open_ids(cluster)
     assert seen(cluster) == list(range(20))
-    again = [task(cluster, 0, "b", 0, range(20))]
+    again = [task(cluster, 0, range(20))]
     assert commit(cluster, 0, "b", *again) is False
-    late = task(cluster, 0, "a", 6, range(10))
-    following = task(cluster, 1, "b", 1, range(20, 25))
+    late = task(cluster, 6, range(10))
+    following = task(cluster, 1, range(20, 25))
     assert commit(cluster, 1, "b", following) is True
     assert seen(cluster) == list(range(25))
     with pytest.raises(TidemarkError):
@@ -115,7 +115,7 @@ def test_a_batch_is_visible_once_after_losers_replays_and_zombies(cluster: Clust
 def test_a_driver_that_died_behind_its_decision_loses_nothing_to_a_timeout(
     cluster: Cluster,
 ) -> None:
-    winners = [task(cluster, 3, "a", n, range(n * 10, n * 10 + 10)) for n in range(2)]
+    winners = [task(cluster, n, range(n * 10, n * 10 + 10)) for n in range(2)]
     wanted = Decision(3, "a", "q", tuple(winners))
 
     async def die(coordinators: ClusterCoordinators) -> None:
@@ -133,14 +133,14 @@ def test_a_driver_that_died_behind_its_decision_loses_nothing_to_a_timeout(
     cluster.advance(60)
     cluster.wait_until_ready()
     assert seen(cluster) == []
-    replayed = task(cluster, 3, "b", 0, range(20))
+    replayed = task(cluster, 0, range(20))
     assert commit(cluster, 3, "b", replayed) is False
     assert seen(cluster) == list(range(20)) and not open_ids(cluster)
 
 
 def test_what_a_dead_driver_left_is_ended_by_a_recovery(cluster: Cluster) -> None:
-    decided = task(cluster, 0, "a", 0, range(5))
-    prepared = task(cluster, 1, "b", 0, range(5, 9))
+    decided = task(cluster, 0, range(5))
+    prepared = task(cluster, 0, range(5, 9))
 
     async def half(coordinators: ClusterCoordinators) -> None:
         await coordinators.fence()
@@ -150,15 +150,15 @@ def test_what_a_dead_driver_left_is_ended_by_a_recovery(cluster: Cluster) -> Non
         await coordinators.prepare(prepared)
 
     drive(cluster, half)
-    last, aborted = drive(cluster, recover)
-    assert (last.batch, last.winners, aborted) == (0, (decided,), 1)
+    last, aborted, lost = drive(cluster, recover)
+    assert (last.batch, last.winners, aborted, lost) == (0, (decided,), 1, ())
     assert seen(cluster) == list(range(5)) and not open_ids(cluster)
 
 
 def test_a_task_that_took_too_long_fails_its_batch(cluster: Cluster) -> None:
-    slow = task(cluster, 0, "a", 0, range(5))
+    slow = task(cluster, 0, range(5))
     cluster.advance(30)
-    quick = task(cluster, 0, "a", 1, range(5, 9))
+    quick = task(cluster, 1, range(5, 9))
     with pytest.raises(SinkError, match=r"transaction\.timeout\.ms"):
         commit(cluster, 0, "a", slow, quick)
     drive(cluster, lambda found: abort_run(found, 0, "a", [slow, quick]))
@@ -166,7 +166,7 @@ def test_a_task_that_took_too_long_fails_its_batch(cluster: Cluster) -> None:
 
 
 def test_an_older_driver_can_not_decide_any_more(cluster: Cluster) -> None:
-    old, new = task(cluster, 0, "old", 0, range(5)), task(cluster, 0, "new", 0, range(5))
+    old, new = task(cluster, 0, range(5)), task(cluster, 0, range(5))
 
     async def overtaken(coordinators: ClusterCoordinators) -> None:
         await coordinators.fence()
@@ -194,14 +194,14 @@ def test_a_coordinator_that_is_cut_off_does_not_tell_an_earlier_decision(is_whol
     one = {"transaction.state.log.num.partitions": "1", "offsets.topic.num.partitions": "1"}
     with Cluster(seed=1, brokers=3, settings=one) as cluster:
         cluster.create_topic("t", 3)
-        assert commit(cluster, 0, "a", task(cluster, 0, "a", 0, range(3)))
+        assert commit(cluster, 0, "a", task(cluster, 0, range(3)))
         old = cluster.leader("__consumer_offsets", 0)
         assert old not in (None, cluster.leader("__transaction_state", 0))
         for other in {1, 2, 3} - {old}:
             cluster.cut(old, other)
         cluster.advance(25)
         assert cluster.leader("__consumer_offsets", 0) != old
-        decided = task(cluster, 1, "a", 0, range(3, 6))
+        decided = task(cluster, 0, range(3, 6))
         assert commit(cluster, 1, "a", decided)
         if is_whole:
             cluster.heal()
@@ -235,7 +235,7 @@ def test_many_winners_with_the_decision_in_pieces(
 ) -> None:
     """Over coordinators of several brokers, one of which dies."""
     monkeypatch.setattr(decision, "_PIECE_BYTES", 100)
-    winners = [task(cluster, 7, "r" * 32, n, [n]) for n in range(300, 340)]
+    winners = [task(cluster, n, [n]) for n in range(300, 340)]
     cluster.kill(2)
     cluster.start_node(2)
     assert commit(cluster, 7, "r" * 32, *winners)
@@ -255,5 +255,47 @@ def test_at_least_once_needs_no_driver(cluster: Cluster) -> None:
 def test_a_task_whose_rows_can_not_be_written_leaves_nothing_open(cluster: Cluster) -> None:
     wrong = pa.record_batch({"value": ["x"] * 2, "partition": pa.array([0, 9], pa.int32())})
     with pytest.raises(TidemarkError, match=r"partition 9 is not in 0\.\.2"):
-        write_attempt(options(cluster), f"{SINK}/0/a/0/1", [wrong], make(cluster))
+        write_attempt(options(cluster), [f"{SINK}/0/0"], [wrong], make(cluster))
     assert not open_ids(cluster)
+
+
+@pytest.mark.parametrize("batches", [20, pytest.param(200, marks=pytest.mark.soak)])
+def test_many_batches_leave_few_ids_and_each_attempt_takes_one_that_is_free(
+    cluster: Cluster, batches: int
+) -> None:
+    for batch in range(batches):
+        winners = [task(cluster, number, [2 * batch + number]) for number in range(2)]
+        assert commit(cluster, batch, "r", *winners)
+    with cluster.admin() as admin:
+        known = [each.transactional_id for each in admin.transactions.list()]
+        assert set(known) <= {SINK, *(f"{SINK}/{n}/{slot}" for n in range(2) for slot in range(3))}
+    assert seen(cluster) == list(range(2 * batches))
+
+
+def test_an_attempt_takes_no_id_of_one_that_is_decided_or_was_lost_by_force(
+    cluster: Cluster,
+) -> None:
+    decided = [task(cluster, number, [number]) for number in range(2)]
+    wanted = Decision(0, "a", "q", tuple(decided))
+
+    async def die(coordinators: ClusterCoordinators) -> None:
+        await coordinators.fence()
+        for each in decided:
+            await coordinators.prepare(each)
+        await coordinators.propose(wanted)
+        await coordinators.confirm()
+
+    drive(cluster, die)
+    with cluster.admin() as admin:
+        with pytest.raises(InvalidTxnStateError, match="recover-sink"):
+            admin.transactions.force_terminate(decided[0].transactional_id)
+        admin.transactions.force_terminate(decided[0].transactional_id, lose_prepared=True)
+    again = [task(cluster, number, [number]) for number in range(2)]
+    assert [each.transactional_id for each in again] == [f"{SINK}/0/1", f"{SINK}/1/1"]
+    told = r"1 of its 2 transactions were aborted by force .*/0/0\).*--sink-id orders --accept-loss"
+    with pytest.raises(SinkError, match=told):
+        commit(cluster, 0, "b", *again)
+    done = drive(cluster, lambda found: recover(found, accept_loss=True))
+    assert done.lost == (decided[0],) and not open_ids(cluster)
+    assert commit(cluster, 1, "b", task(cluster, 0, [5]))
+    assert seen(cluster) == [1, 5]

@@ -195,7 +195,7 @@ def test_what_a_job_left_open_is_ended_by_a_command(servers: str) -> None:
     create(servers, "left")
     options = parse_sink_options({"bootstrap.servers": servers, "topic": "left"}, is_stream=True)
     rows = pa.record_batch({"value": ["x"]})
-    attempt, _ = write_attempt(options, "tidemark-sink-left/0/run/0/1", [rows])
+    attempt, _ = write_attempt(options, ["tidemark-sink-left/0/0"], [rows])
     assert attempt is not None
     with Admin(servers) as admin:
         admin.transactions.prepare(*attempt)
@@ -206,5 +206,6 @@ def test_what_a_job_left_open_is_ended_by_a_command(servers: str) -> None:
             "sink_id": "left",
             "last_batch": None,
             "aborted": aborted,
+            "lost": [],
         }
     assert not open_ids(servers) and records(servers, "left") == []

@@ -181,7 +181,7 @@ class AsyncTransactionAdmin:
         Returns when all partitions are told. The producer fails with ProducerFencedError, or the
         like, at its next request. One that is prepared is aborted with `lose_prepared` only: who
         prepared it may have decided to commit it, and finds that it is lost. Raises
-        InvalidTxnStateError otherwise, TransactionalIdNotFoundError, and
+        InvalidTxnStateError otherwise, and TransactionalIdNotFoundError. Raises
         ConcurrentTransactionsError if a partition could not be told in time: the outcome stands,
         and the coordinator goes on to tell it.
         """

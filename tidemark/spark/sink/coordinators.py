@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, TypeVar
 
@@ -24,7 +24,6 @@ from tidemark.spark.sink.decision import (
     SinkError,
     attempts_pattern,
     from_pieces,
-    run_of,
     to_pieces,
 )
 from tidemark.types import TopicPartition, random_uuid
@@ -87,8 +86,10 @@ class ClusterCoordinators:
     async def prepare(self, attempt: Attempt) -> None:
         await self._admin.transactions.prepare(*attempt)
 
-    async def end(self, attempt: Attempt, *, committed: bool) -> None:
-        await self._admin.transactions.end(*attempt, committed=committed)
+    async def end(self, attempt: Attempt, *, committed: bool, keep_prepared: bool = False) -> None:
+        await self._admin.transactions.end(
+            *attempt, committed=committed, keep_prepared=keep_prepared
+        )
 
     async def propose(self, decision: Decision) -> None:
         self._producer.begin_transaction()
@@ -111,7 +112,7 @@ class ClusterCoordinators:
             return
         await self._producer.commit_transaction()
 
-    async def open_attempts(self) -> Sequence[OpenAttempt]:
+    async def open_attempts(self, but: Collection[str]) -> Sequence[OpenAttempt]:
         transactions = self._admin.transactions
         listed = await transactions.list(states=["Ongoing"], pattern=attempts_pattern(self._sink))
         room = asyncio.Semaphore(_AT_ONCE)
@@ -120,9 +121,8 @@ class ClusterCoordinators:
             async with room:
                 return await transactions.describe([transactional_id])
 
-        described = await asyncio.gather(
-            *(describe(each.transactional_id) for each in listed), return_exceptions=True
-        )
+        ids = {each.transactional_id for each in listed}.difference(but)
+        described = await asyncio.gather(*map(describe, sorted(ids)), return_exceptions=True)
         found: list[OpenAttempt] = []
         for answer in described:
             if isinstance(answer, TransactionalIdNotFoundError):
@@ -130,10 +130,9 @@ class ClusterCoordinators:
             if isinstance(answer, BaseException):
                 raise answer
             for each in answer.values():
-                run = run_of(each.transactional_id)
-                if each.state == "Ongoing" and run is not None:
+                if each.state == "Ongoing":
                     identity = (each.transactional_id, each.producer_id, each.producer_epoch)
-                    found.append(OpenAttempt(*run, Attempt(*identity)))
+                    found.append(OpenAttempt(Attempt(*identity), each.is_prepared))
         return found
 
 

@@ -3,7 +3,11 @@
 A sink has one name, which is its consumer group, the driver's transactional id, and the prefix of
 those of task attempts:
 
-    tidemark-sink-<sinkId>/<batch>/<run>/<partition>/<task attempt id>
+    tidemark-sink-<sinkId>/<partition of the batch>/<slot>
+
+Attempts of all batches take the slots of their partition in turn, and each the first one that is
+free. So there are no more ids than attempts were ever open at once. An attempt is known by the
+producer's epoch, which grows with each.
 
 The decision is a committed offset of the group, batch + 1. Its metadata names the attempts that
 count. Brokers limit metadata to 4096 bytes, so it is cut over the partitions 0, 1, ... of a topic
@@ -14,7 +18,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from tidemark.errors import ConfigError, TidemarkError
@@ -22,7 +26,8 @@ from tidemark.errors import ConfigError, TidemarkError
 PREFIX = "tidemark-sink-"
 _SINK_ID = re.compile(r"[A-Za-z0-9._-]{1,200}")
 _PIECE_BYTES = 3_900  # with its head below offset.metadata.max.bytes
-_VERSION = 1
+_VERSION = 2  # of version 1, ids named the batch and the run
+_SLOTS = 100
 
 
 class SinkError(TidemarkError):
@@ -56,15 +61,10 @@ def sink_name(sink_id: str) -> str:
     return PREFIX + sink_id
 
 
-def attempt_id(sink: str, batch: int, run: str, partition: int, task_attempt: int) -> str:
-    """The transactional id of a task attempt."""
-    return f"{sink}/{batch}/{run}/{partition}/{task_attempt}"
-
-
-def run_of(transactional_id: str) -> tuple[int, str] | None:
-    """The batch and the run of an attempt's transactional id; None if it is none."""
-    parts = transactional_id.split("/")
-    return (int(parts[1]), parts[2]) if len(parts) == 5 and parts[1].isdigit() else None
+def slots(sink: str, partition: int, first: int) -> Iterator[str]:
+    """The transactional ids that an attempt may take, in their order. `first` is the number of the
+    attempt, as those that run at once have different ones."""
+    return (f"{sink}/{partition}/{slot}" for slot in range(first, first + _SLOTS))
 
 
 def attempts_pattern(sink: str) -> str:
@@ -110,15 +110,16 @@ def from_pieces(sink: str, pieces: Mapping[int, str]) -> Decision | None:
                 raise ValueError(f"piece {number} is of another decision")
             text += piece
         found = json.loads(text)
-        if found["version"] != _VERSION:
+        if found["version"] not in (1, _VERSION):
             raise ValueError(f"version {found['version']}")
         batch = int(found["batch"])
+        prefix = sink if found["version"] > 1 else f"{sink}/{batch}/{run}"
         return Decision(
             batch,
             run,
             str(found["query"]),
             tuple(
-                Attempt(f"{sink}/{batch}/{run}/{tail}", int(producer_id), int(epoch))
+                Attempt(f"{prefix}/{tail}", int(producer_id), int(epoch))
                 for tail, producer_id, epoch in found["winners"]
             ),
         )
@@ -129,8 +130,13 @@ def from_pieces(sink: str, pieces: Mapping[int, str]) -> Decision | None:
         ) from None
 
 
+def sink_of(transactional_id: str) -> str:
+    """The sinkId of an attempt's transactional id."""
+    return transactional_id.split("/")[0].removeprefix(PREFIX)
+
+
 def _tail(transactional_id: str) -> str:
-    """Partition and task attempt."""
+    """Partition and slot."""
     return "/".join(transactional_id.split("/")[-2:])
 
 

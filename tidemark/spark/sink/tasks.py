@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from tidemark.client import Producer
+from tidemark.errors import InvalidTxnStateError
 from tidemark.spark.sink.columns import tables
-from tidemark.spark.sink.decision import Attempt
+from tidemark.spark.sink.decision import Attempt, SinkError
 from tidemark.spark.sink.options import SinkOptions
 
 if TYPE_CHECKING:
@@ -19,33 +21,58 @@ if TYPE_CHECKING:
 
 def write_attempt(
     options: SinkOptions,
-    transactional_id: str,
+    ids: Iterable[str],
     batches: Iterable[pa.RecordBatch],
     make: Callable[..., Producer] = Producer,
 ) -> tuple[Attempt | None, int]:
-    """Sends the rows in a transaction of this id.
+    """Sends the rows in a transaction of the first of these ids that is free.
 
     Returns the transaction, flushed and open, or None if there are no rows; and the number of rows.
-    Raises the producer's errors, of which nothing stays.
+    Raises SinkError if no id is free, and the producer's errors, of which nothing stays.
     """
-    with make(
-        options.bootstrap_servers,
-        transactional_id=transactional_id,
-        transaction_timeout_ms=options.transaction_timeout_ms,
-        **dict(options.producer),
-    ) as producer:
+    with ExitStack() as stack:
+        taken: tuple[str, Producer] | None = None
         count = 0
         for topic, table in tables(batches, options.topic):
-            if not count:
-                producer.init_transactions()
-                producer.begin_transaction()
-            producer.send_arrow(topic, table)  # a record that is lost fails the next call
+            if taken is None:
+                taken = _take(options, ids, make)
+                stack.enter_context(taken[1])
+                taken[1].begin_transaction()
+            taken[1].send_arrow(topic, table)  # a record that is lost fails the next call
             count += table.num_rows
-        if not count:
+        if taken is None:
             return None, 0
-        identity = producer.hand_over_transaction()
+        identity = taken[1].hand_over_transaction()
     assert identity is not None
-    return Attempt(transactional_id, *identity), count
+    return Attempt(taken[0], *identity), count
+
+
+def _take(
+    options: SinkOptions, ids: Iterable[str], make: Callable[..., Producer]
+) -> tuple[str, Producer]:
+    """Takes an id without aborting a transaction: that of another attempt may be decided."""
+    problem: InvalidTxnStateError | None = None
+    for transactional_id in ids:
+        producer = make(
+            options.bootstrap_servers,
+            transactional_id=transactional_id,
+            transaction_timeout_ms=options.transaction_timeout_ms,
+            **dict(options.producer),
+        )
+        try:
+            producer.init_transactions(keep_open=True)
+        except InvalidTxnStateError as error:
+            problem = error
+            producer.close()
+        except BaseException:
+            producer.close()
+            raise
+        else:
+            return transactional_id, producer
+    raise SinkError(
+        f"all transactional ids of this partition are in use ({problem}): do jobs write to the same"
+        " sinkId at once? Otherwise `tidemark transactions recover-sink` ends what they left"
+    )
 
 
 def write_plainly(

@@ -21,7 +21,7 @@ from pyspark.sql import datasource
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from tidemark.errors import ConfigError
-from tidemark.spark.sink.decision import Attempt, Decision, SinkError, attempt_id, sink_name
+from tidemark.spark.sink.decision import Attempt, Decision, SinkError, sink_name, slots
 from tidemark.spark.sink.options import SinkOptions
 from tidemark.spark.worker import in_one_line, keep_memory
 
@@ -192,10 +192,8 @@ def _write(
         context = TaskContext.get()
         if context is None:
             raise SinkError("rows are written by a task of Spark, and this is none")
-        own_id = attempt_id(
-            sink_name(sink_id), batch, run, context.partitionId(), context.taskAttemptId()
-        )
-        attempt, records = write_attempt(options, own_id, batches)
+        ids = slots(sink_name(sink_id), context.partitionId(), context.attemptNumber())
+        attempt, records = write_attempt(options, ids, batches)
         return Written(records, sink_id, batch, run, query, attempt)
 
 
