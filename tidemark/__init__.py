@@ -6,7 +6,7 @@
 their asyncio counterparts. `errors` has the exceptions, named after Kafka's error table. Programs
 import other names from `tidemark.client`, `tidemark.errors` and `tidemark.types`, and generated
 messages from `tidemark.v1`. The remaining packages serve Tidemark itself; every room may ask
-`surroundings` for clocks, randomness and network.
+`surroundings` for clocks, randomness and network; nodes set up their `logs`.
 
 `import tidemark` loads nothing heavy. A name is resolved when it is first used (PEP 562), so a
 program that only needs `TopicPartition` loads neither gRPC nor Arrow nor numba. No module of this

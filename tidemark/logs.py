@@ -121,25 +121,21 @@ def levels() -> dict[str, str]:
     return found
 
 
-def is_known(name: str) -> bool:
-    """Whether there is a logger of this name, or one below it."""
-    known = logging.getLogger().manager.loggerDict
-    return name == ROOT or name in known
-
-
 def set_level(name: str, level: str | None) -> None:
     """Sets the level of a logger and of those below it that have none of their own.
 
-    None gives it the level of the logger above. Raises ValueError for an unknown logger or level,
-    and for None of the root logger.
+    None gives it the level of the logger above. Raises ValueError as `check_level`.
     """
-    if not is_known(name):
+    check_level(name, level)
+    number = logging.NOTSET if level is None else LEVELS[level.upper()]
+    logging.getLogger(None if name == ROOT else name).setLevel(number)
+
+
+def check_level(name: str, level: str | None) -> None:
+    """Raises ValueError for an unknown logger or level, and for None of the root logger."""
+    if name != ROOT and name not in logging.getLogger().manager.loggerDict:
         raise ValueError(f"there is no logger {name!r}")
-    if level is None:
-        if name == ROOT:
-            raise ValueError("the root logger always has a level")
-        logging.getLogger(name).setLevel(logging.NOTSET)
-        return
-    if level.upper() not in LEVELS:
+    if level is None and name == ROOT:
+        raise ValueError("the root logger always has a level")
+    if level is not None and level.upper() not in LEVELS:
         raise ValueError(f"{level!r} is none of {', '.join(LEVELS)}")
-    logging.getLogger(None if name == ROOT else name).setLevel(LEVELS[level.upper()])

@@ -116,6 +116,7 @@ class ConfigResourceType(IntEnum):
 
     TOPIC = 2
     BROKER = 4
+    BROKER_LOGGER = 8
 
 
 class ConfigResource(NamedTuple):
@@ -130,7 +131,7 @@ class ConfigResource(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """`topic` or `broker`."""
+        """`topic`, `broker` or `broker_logger`."""
         return ConfigResourceType(self.type).name.lower()
 
     @classmethod
@@ -141,6 +142,11 @@ class ConfigResource(NamedTuple):
     def broker(cls, broker_id: int | None) -> ConfigResource:
         """The resource of a broker; None stands for the default of all brokers."""
         return cls(ConfigResourceType.BROKER, "" if broker_id is None else str(broker_id))
+
+    @classmethod
+    def broker_logger(cls, node_id: int) -> ConfigResource:
+        """The levels of the loggers of a node, which may be a controller."""
+        return cls(ConfigResourceType.BROKER_LOGGER, str(node_id))
 
 
 class OrderedSet(dict[T, None]):

@@ -89,7 +89,7 @@ def check_resource(image: MetadataImage, resource: ConfigResource) -> None:
             raise BrokerIdNotRegisteredError(f"no broker {name} is registered")
     else:
         raise InvalidRequestError(
-            f"resources of type {resource.type} have no settings; 2 is a topic, 4 a broker"
+            f"resources of type {resource.type} have no settings here; 2 is a topic, 4 a broker"
         )
 
 

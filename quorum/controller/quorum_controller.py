@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 from google.protobuf.message import Message
 
 from quorum.controller.core import ControllerCore
+from quorum.controller.decisions import decisions
 from quorum.controller.event_queue import EventQueue
 from quorum.controller.metrics import ControllerMetrics
 from quorum.controller.requests import REQUESTS
@@ -129,6 +130,9 @@ class QuorumController:
     def on_metadata_update(self, delta: MetadataDelta, image: MetadataImage) -> None:
         """Completes the calls that waited for what is committed now."""
         self._metrics.on_metadata_update(delta, self._now_ms())
+        if self._core.is_active:
+            for level, text in decisions(delta, logger.getEffectiveLevel()):
+                logger.log(level, text)
         while self._pending and self._pending[0].offset <= image.offset:
             done = self._pending.popleft()
             if not done.future.done():

@@ -27,6 +27,7 @@ from quorum.replica.service import describe_to_proto
 from quorum.services import admin_answers
 from quorum.services.config_answers import describe_configs
 from quorum.services.controller_client import FORWARDED, ControllerClient
+from quorum.services.logger_answers import alter_loggers, names_loggers
 from quorum.services.quota_answers import describe_client_quotas
 from quorum.services.serving import Context, add_service, answered
 from quorum.services.voter_admin import change_kraft_version, change_voters, changes_quorum
@@ -173,6 +174,13 @@ async def _by_active_controller(call: _Call) -> Any:
     return await (call.forward() if controller is None else controller.handle(call.request))
 
 
+async def _alter_configs(call: _Call) -> Any:
+    """Serves IncrementalAlterConfigs: levels of loggers are of this node alone."""
+    if names_loggers(call.request):
+        return alter_loggers(call.node.config.node_id, call.request)
+    return await _by_active_controller(call)
+
+
 async def _update_features(call: _Call) -> Any:
     """Serves UpdateFeatures: kraft.version is changed by the quorum, other features as metadata."""
     if call.active_controller() is None or not changes_quorum(call.request):
@@ -240,6 +248,7 @@ _ROWS = (
     _by_voter(raft_pb2.RemoveRaftVoterRequest, voters_codec.remove_request_from_proto),
     _Row(raft_pb2.DescribeQuorumRequest, _describe_quorum),
     _Row(admin_pb2.UpdateFeaturesRequest, _update_features),
+    _Row(admin_pb2.IncrementalAlterConfigsRequest, _alter_configs),
 )
 
 _SERVED = dict.fromkeys(REQUESTS, _by_active_controller) | dict(_ROWS)

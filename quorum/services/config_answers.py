@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from quorum.controller.configs import check_resource
 from quorum.image import ConfigResource, ConfigResourceType, MetadataImage
+from quorum.services.logger_answers import describe_loggers
 from tidemark.config import ServerConfig, TopicConfig, dynamic_settings, synonym_of
 from tidemark.config.definition import keys_of, text_of, types_of, value_of
 from tidemark.errors import ApiError, InvalidRequestError
@@ -39,7 +40,7 @@ def describe_configs(
         resource = ConfigResource(asked.resource.resource_type, asked.resource.resource_name)
         result = response.results.add(resource=asked.resource)
         try:
-            entries = _entries(image, config, resource)
+            entries = list(_entries(image, config, resource))
         except ApiError as error:
             result.error_code = int(error.code)  # type: ignore[assignment]
             result.error_message = str(error)
@@ -58,6 +59,8 @@ def describe_configs(
 def _entries(
     image: MetadataImage, config: ServerConfig, resource: ConfigResource
 ) -> Iterable[_Response.Entry]:
+    if resource.type == ConfigResourceType.BROKER_LOGGER:
+        return describe_loggers(config.node_id, resource.name)
     if resource == ConfigResource.broker(config.node_id) and config.node_id not in image.brokers:
         return _broker_entries(image, config, resource)  # a controller's own settings
     check_resource(image, resource)

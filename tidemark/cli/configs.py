@@ -20,6 +20,7 @@ app = typer.Typer(help="Settings of topics and brokers.", no_args_is_help=True)
 # come from other resources, files and built-in defaults.
 _OWN = {
     "topic": ("TOPIC_CONFIG",),
+    "broker_logger": ("DYNAMIC_BROKER_LOGGER_CONFIG",),
     "broker": ("DYNAMIC_BROKER_CONFIG", "DYNAMIC_DEFAULT_BROKER_CONFIG"),
 }
 
@@ -27,6 +28,12 @@ TopicNames = Annotated[list[str] | None, typer.Option("--topic", help="A topic; 
 BrokerIds = Annotated[list[int] | None, typer.Option("--broker", help="A broker; repeatable.")]
 BrokerDefault = Annotated[
     bool, typer.Option("--broker-defaults", help="The default of all brokers.")
+]
+
+
+Loggers = Annotated[
+    list[int] | None,
+    typer.Option("--broker-logger", help="The log levels of a node by its id; repeatable."),
 ]
 
 
@@ -58,6 +65,7 @@ def describe(
     topic: TopicNames = None,
     broker: BrokerIds = None,
     broker_defaults: BrokerDefault = False,
+    broker_logger: Loggers = None,
     all_: Annotated[
         bool,
         typer.Option("--all", help="Settings nobody changed as well, with where they are from."),
@@ -68,7 +76,7 @@ def describe(
 ) -> None:
     """Show settings: what was set for a resource, or (--all, or named ones) what is in effect."""
 
-    resources = resources_of(topic, broker, broker_defaults)
+    resources = resources_of(topic, broker, broker_defaults, broker_logger)
     everything = all_ or bool(names)
     with session.admin() as admin:
         found = admin.describe_configs(
@@ -98,6 +106,7 @@ def alter(
     topic: TopicNames = None,
     broker: BrokerIds = None,
     broker_defaults: BrokerDefault = False,
+    broker_logger: Loggers = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="key=value; repeatable.")] = None,
     delete: Annotated[
         list[str] | None, typer.Option(help="A key: back to the default; repeatable.")
@@ -114,7 +123,7 @@ def alter(
 ) -> None:
     """Change settings one by one; those of a resource change together or not at all."""
 
-    resources = resources_of(topic, broker, broker_defaults)
+    resources = resources_of(topic, broker, broker_defaults, broker_logger)
     ops = operations_of(set_ or (), delete or (), append or (), subtract or ())
     with session.admin() as admin:
         admin.incremental_alter_configs(dict.fromkeys(resources, ops), validate_only=dry_run)
@@ -127,17 +136,23 @@ def alter(
 
 
 def resources_of(
-    topics: list[str] | None, brokers: list[int] | None, broker_defaults: bool
+    topics: list[str] | None,
+    brokers: list[int] | None,
+    broker_defaults: bool,
+    loggers: list[int] | None = None,
 ) -> list[ConfigResource]:
     """The resources that the options name. Raises ConfigError for none."""
     from tidemark.client.models import ConfigResource
 
     found = [ConfigResource.topic(name) for name in topics or ()]
     found += [ConfigResource.broker(broker_id) for broker_id in brokers or ()]
+    found += [ConfigResource.broker_logger(node_id) for node_id in loggers or ()]
     if broker_defaults:
         found.append(ConfigResource.broker(None))
     if not found:
-        raise ConfigError("say whose settings: --topic NAME, --broker ID or --broker-defaults")
+        raise ConfigError(
+            "say whose settings: --topic NAME, --broker ID, --broker-defaults or --broker-logger ID"
+        )
     return list(dict.fromkeys(found))
 
 
@@ -176,6 +191,8 @@ def title_of(resource: ConfigResource) -> str:
 
     if resource.type is ConfigResourceType.TOPIC:
         return f"topic {resource.name}"
+    if resource.type is ConfigResourceType.BROKER_LOGGER:
+        return f"loggers of node {resource.name}"
     return f"broker {resource.name}" if resource.name else "all brokers"
 
 

@@ -28,6 +28,7 @@ from tidemark.quotas.entities import (
 from tidemark.types import Endpoint, TopicPartition
 from tidemark.v1 import admin_pb2, log_pb2
 
+_LOGGER = ConfigResourceType.BROKER_LOGGER
 _OPS = ("SET", "DELETE", "APPEND", "SUBTRACT")
 
 
@@ -44,19 +45,43 @@ class ClusterAdmin(AdminCalls):
         """Changes settings, those of each resource atomically (KIP-339).
 
         Raises the first resource's error: InvalidConfigError, UnknownTopicOrPartitionError,
-        BrokerIdNotRegisteredError.
+        BrokerIdNotRegisteredError. Levels of a node's loggers are altered at that node.
         """
+        of_loggers = {r: ops for r, ops in changes.items() if r.type == _LOGGER}
+        for resource, ops in of_loggers.items():
+            await self._alter_loggers(resource, ops, validate_only, timeout_ms)
+        changes = {r: ops for r, ops in changes.items() if r not in of_loggers}
+        if not changes:
+            return
         request = admin_pb2.IncrementalAlterConfigsRequest(
             validate_only=validate_only, timeout_ms=timeout_ms or self._retry.timeout_ms
         )
-        for resource, ops in changes.items():
-            asked = request.resources.add(resource=_resource(resource))
-            for op in ops:
-                asked.ops.add(name=op.name, type=_op_type(op.op), value=op.value)
+        _add_changes(request, changes)
         answer = await self._ask(request, admin_pb2.IncrementalAlterConfigsResponse, timeout_ms)
         for result in answer.responses:
             kind = "topic" if result.resource.resource_type == 2 else "broker"
             _check(result, f"{kind} {result.resource.resource_name!r}")
+
+    async def _alter_loggers(
+        self,
+        resource: ConfigResource,
+        ops: Sequence[AlterConfigOp],
+        validate_only: bool,
+        timeout_ms: int | None,
+    ) -> None:
+        await self._refresh_metadata()
+        request = admin_pb2.IncrementalAlterConfigsRequest(validate_only=validate_only)
+        _add_changes(request, {resource: ops})
+
+        async def attempt(address: str) -> None:
+            to = self._address_of(resource) or address
+            answer = await self._send(to, request, admin_pb2.IncrementalAlterConfigsResponse)
+            try:
+                _check(answer.responses[0], f"the loggers of node {resource.name}")
+            except ApiError as error:
+                raise Final(error) from None
+
+        await self._with_retries(attempt, timeout_ms)
 
     async def describe_configs(
         self,
@@ -70,7 +95,7 @@ class ClusterAdmin(AdminCalls):
 
         A broker's own settings are read from that broker. Raises the first resource's error.
         """
-        if any(r.type is ConfigResourceType.BROKER and r.name for r in resources):
+        if any(r.type != ConfigResourceType.TOPIC and r.name for r in resources):
             await self._refresh_metadata()
 
         async def describe(resource: ConfigResource) -> dict[str, ConfigEntry]:
@@ -334,13 +359,23 @@ class ClusterAdmin(AdminCalls):
 
         None if any node can, or if the address is unknown.
         """
-        if resource.type is not ConfigResourceType.BROKER or not resource.name.isdigit():
+        if resource.type == ConfigResourceType.TOPIC or not resource.name.isdigit():
             return None
         return self._metadata.address(int(resource.name))
 
 
 def _resource(resource: ConfigResource) -> admin_pb2.ConfigResource:
     return admin_pb2.ConfigResource(resource_type=resource.type, resource_name=resource.name)
+
+
+def _add_changes(
+    request: admin_pb2.IncrementalAlterConfigsRequest,
+    changes: Mapping[ConfigResource, Sequence[AlterConfigOp]],
+) -> None:
+    for resource, ops in changes.items():
+        asked = request.resources.add(resource=_resource(resource))
+        for op in ops:
+            asked.ops.add(name=op.name, type=_op_type(op.op), value=op.value)
 
 
 def _op_type(op: str) -> Any:

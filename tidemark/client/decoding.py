@@ -22,6 +22,8 @@ from tidemark.errors import ErrorCode
 from tidemark.types import Endpoint, OwnDamage, TopicPartition
 from tidemark.v1 import admin_pb2, common_pb2, raft_pb2
 
+_LOGGER_SOURCE = 6  # Kafka's number
+
 
 def _known(value: int) -> int | None:
     return None if value < 0 else value
@@ -128,8 +130,14 @@ def log_dir(broker_id: int, message: admin_pb2.DescribeLogDirsResponse.LogDir) -
     )
 
 
+def _source_name(source: int) -> str:
+    if source == _LOGGER_SOURCE:
+        return "DYNAMIC_BROKER_LOGGER_CONFIG"
+    return admin_pb2.DescribeConfigsResponse.Source.Name(source)  # type: ignore[arg-type]
+
+
 def config_entry(message: admin_pb2.DescribeConfigsResponse.Entry) -> ConfigEntry:
-    name_of = admin_pb2.DescribeConfigsResponse.Source.Name
+    name_of = _source_name
     return ConfigEntry(
         message.name,
         message.value,
