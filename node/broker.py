@@ -58,12 +58,14 @@ from node.upkeep.background import BackgroundWork
 from node.upkeep.directory_mover import DirectoryMover
 from quorum.replica.client import RaftClient
 from quorum.replica.loader import MetadataLoader
+from quorum.replica.settings import controller_channels
 from quorum.services.admin_service import AdminNode
 from quorum.services.controller_client import ControllerClient
 from tidemark.config import ServerConfig, TopicConfig
 from tidemark.errors import FatalError
 from tidemark.types import Endpoint, TopicPartition
 from tidemark.wire.metering import RequestMeters
+from tidemark.wire.network import Channels
 from tiering.manager import RemoteLogManager
 
 if TYPE_CHECKING:
@@ -101,7 +103,7 @@ class BrokerServer:
         self._loader = loader
         self._on_fatal = on_fatal
         self._tasks: list[asyncio.Task[None]] = []
-        self._client = ControllerClient(raft.leader_endpoint)
+        self._client = ControllerClient(raft.leader_endpoint, controller_channels(config))
         self._logs = self._log_manager(clock)
         self._cluster = ClusterView(config)
         self._tier = make_tier(config, clock, storage, self._cluster, on_fatal)
@@ -223,13 +225,15 @@ class BrokerServer:
             )
 
         throttle = self._replication_throttle(FOLLOWER)
+        config = self._config
+        channels = Channels(config.channel_security(config.inter_broker_listener))
 
         def make(endpoint: Endpoint) -> ReplicaFetcher:
             return ReplicaFetcher(
                 self._config,
                 self._identity,
                 self._storage.cluster_id,
-                GrpcReplicationClient(endpoint),
+                GrpcReplicationClient(endpoint, channels),
                 bootstrap,
                 self._on_fatal,
                 clock,

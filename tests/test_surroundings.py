@@ -12,7 +12,7 @@ from commitlog.disk.threads import work_off
 from node.runtime.clock import Clock
 from tidemark.surroundings import Surroundings, surroundings, use
 from tidemark.types import random_uuid
-from tidemark.wire.network import make_server, open_channel
+from tidemark.wire.network import Channels, make_server
 
 
 class Recorder:
@@ -38,7 +38,7 @@ def test_ids_clocks_channels_servers_and_directories_are_those_of_the_context():
         first = random_uuid()
         clock = Clock()
         assert (clock.wall_ms(), clock.mono_ms()) == (7, 8)
-        assert open_channel("a:1") == "channel to a:1"  # type: ignore[comparison-overlap]
+        assert Channels().open("a:1") == "channel to a:1"  # type: ignore[comparison-overlap]
         assert make_server() == "server"  # type: ignore[comparison-overlap]
         assert open_directory("/anywhere") is disk
     with use(replace(world, random_bytes=random.Random(1).randbytes)):

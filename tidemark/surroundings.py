@@ -40,6 +40,8 @@ class Surroundings:
     make_rng: Callable[[], random.Random] = random.Random
     network: Any = None
     open_directory: Any = None
+    security: Any = None
+    """How clients connect that are not told it (`tidemark.config.security.ClientSecurity`)."""
     has_threads: bool = True
     """Whether work may be spread over threads that the event loop does not know."""
     loop_thread: Any = None

@@ -82,9 +82,10 @@ class Coordinators:
         listeners[TRANSACTION_TOPIC] = Leaderships(self.transactions.runtime, produce).role_changed
 
     def add_to(self, server: grpc.aio.Server, listener: str) -> None:
-        """Serves Groups, Transactions and TransactionMarkers on a listener."""
+        """Serves Groups and Transactions on a listener, TransactionMarkers where brokers meet."""
         self.groups.add_to(server, listener)
-        self.transactions.add_to(server, listener)
+        serves_nodes = listener == self._config.inter_broker_listener
+        self.transactions.add_to(server, listener, serves_nodes=serves_nodes)
 
     def counts(self) -> dict[str, Counter[str]]:
         """Groups and transactions by state, and the partitions that are coordinated here."""

@@ -14,7 +14,7 @@ from node.replication.peer_listener import PeerListener
 from quorum.services.admin_service import ImageSource
 from tidemark.config import ServerConfig
 from tidemark.errors import NetworkError
-from tidemark.wire.network import open_channel
+from tidemark.wire.network import Channels
 from tidemark.wire.rpcs import Rpc
 
 Local = Callable[[Any], Awaitable[Message]]
@@ -28,6 +28,7 @@ class BrokerPeers:
         self._images = images
         self._listener = PeerListener(config)
         self._channels: dict[int, tuple[str, grpc.aio.Channel]] = {}
+        self._opening = Channels(config.channel_security(config.inter_broker_listener))
         self._local: dict[str, Local] = {}
 
     def serve(self, path: str, method: Local) -> None:
@@ -56,9 +57,10 @@ class BrokerPeers:
         if endpoint is None:
             raise NetworkError(f"broker {broker_id} is not known")
         known = self._channels.get(broker_id)
-        if known is not None and known[0] == endpoint.address:
+        is_same = known is not None and known[0] == endpoint.address
+        if known is not None and is_same and not self._opening.is_outdated(known[1]):
             return known[1]
-        opened = open_channel(endpoint.address)
+        opened = self._opening.open(endpoint.address)
         self._channels[broker_id] = endpoint.address, opened
         if known is not None:
             await known[1].close(None)

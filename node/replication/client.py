@@ -23,7 +23,7 @@ from tidemark.wire import (
     decode_fetch_response,
 )
 from tidemark.wire.exchange import Exchange
-from tidemark.wire.network import open_channel
+from tidemark.wire.network import Channels
 
 _LIST_OFFSETS = "/tidemark.v1.Log/ListOffsets"
 _EPOCH_END = "/tidemark.v1.Replication/OffsetForLeaderEpoch"
@@ -69,11 +69,15 @@ class ReplicationClient(Protocol):
 
 
 class GrpcReplicationClient:
-    """One channel to one peer."""
+    """One channel to one peer. It is opened anew for a certificate that changed."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: Endpoint, channels: Channels | None = None) -> None:
         self._endpoint = endpoint
-        self._channel = open_channel(endpoint.address)
+        self._channels = channels or Channels()
+        self._open()
+
+    def _open(self) -> None:
+        self._channel = self._channels.open(self._endpoint.address)
         self._fetches: Exchange | None = None
         self._list: Callable[..., Awaitable[Any]] = self._channel.unary_unary(
             _LIST_OFFSETS,
@@ -114,7 +118,13 @@ class GrpcReplicationClient:
         return answer
 
     async def _mapped(self, call: Awaitable[T]) -> T:
-        return await answer_of(self._endpoint.address, call)
+        try:
+            return await answer_of(self._endpoint.address, call)
+        except NetworkError:
+            if self._channels.is_outdated(self._channel):
+                await self.close()
+                self._open()
+            raise
 
     async def close(self) -> None:
         if self._fetches is not None:

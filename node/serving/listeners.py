@@ -13,8 +13,9 @@ from node.runtime.health import Health
 from node.serving.answer_memory import AnswerMemory
 from node.serving.log_service import LogService, RequestHandlers
 from node.serving.request_memory import RequestMemory
+from quorum.access.listeners import AccessControl
 from quorum.services.admin_service import AdminNode, add_admin_service
-from quorum.services.listening import bind
+from quorum.services.listening import bind, keys_of
 from tidemark.config import ServerConfig
 from tidemark.wire.metering import RequestMeters, metered
 from tidemark.wire.network import make_server
@@ -82,17 +83,21 @@ class BrokerListeners:
 
     async def start(self) -> None:
         """Serves on every listener; health says NOT_SERVING until `set_serving`."""
-        for name, endpoint in self._admin.config.broker_listeners().items():
-            server = make_server(_limits(self._admin.config, name))
+        config = self._admin.config
+        access = AccessControl(config, self._admin.images)
+        for name, endpoint in config.broker_listeners().items():
+            server = make_server(_limits(config, name), [access.guard_of(name)])
+            access.add_login_to(server, name)
             service = self._log_service(name)
             self._services.append(service)
+            serves_nodes = name == config.inter_broker_listener
             counted = metered(server, self._handlers.meters)
-            counted.add_generic_rpc_handlers(service.handlers())
+            counted.add_generic_rpc_handlers(service.handlers(serves_nodes))
             add_admin_service(counted, replace(self._admin, listener=name))
             for other in self._others:
                 other.add_to(counted, name)
             self._health.add_to(server)
-            bound = bind(server, name, endpoint)
+            bound = bind(server, name, endpoint, keys_of(config, name))
             await self._health.set(False)
             await server.start()
             self._servers.append(server)

@@ -8,9 +8,11 @@ from typing import Protocol
 from google.protobuf.message import Message
 
 from node.serving.fetch_session import FetchPartition
+from node.serving.offsets import OffsetFinder
 from node.serving.produce import ProduceResult
 from quorum.image import BrokerRegistration
 from quorum.services.admin_answers import node_of
+from tidemark.errors import ApiError, code_of
 from tidemark.types import TopicPartition
 from tidemark.v1 import common_pb2
 from tidemark.v1 import log_pb2 as pb
@@ -85,3 +87,27 @@ def leaders_of(
     named = {r.current_leader[0] for r in results if r.current_leader is not None}
     alive = (brokers[n] for n in sorted(named) if n in brokers and not brokers[n].fenced)
     return [node_of(broker, listener) for broker in alive]
+
+
+def epoch_ends(
+    offsets: OffsetFinder, request: pb.OffsetForLeaderEpochRequest
+) -> pb.OffsetForLeaderEpochResponse:
+    """The answer to an OffsetForLeaderEpoch."""
+    response = pb.OffsetForLeaderEpochResponse()
+    for item in request.partitions:
+        answer = response.partitions.add(
+            topic=item.topic, partition=item.partition, leader_epoch=-1, end_offset=-1
+        )
+        try:
+            found = offsets.epoch_end(
+                item.topic,
+                item.partition,
+                known(item, "current_leader_epoch"),
+                item.leader_epoch,
+            )
+        except ApiError as error:
+            answer.error_code = int(code_of(error))  # type: ignore[assignment]
+            continue
+        if found is not None:
+            answer.leader_epoch, answer.end_offset = found
+    return response

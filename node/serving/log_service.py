@@ -17,6 +17,7 @@ from typing import Any
 
 import grpc
 
+from node.serving.access import continued, deny_fetch, deny_produce
 from node.serving.answer_memory import AnswerMemory, AnswersOfCall
 from node.serving.fetch_session import (
     ConsumerSession,
@@ -28,6 +29,7 @@ from node.serving.fetch_session import (
 from node.serving.fetching import FetchHandler, FetchParams
 from node.serving.log_messages import (
     Redirecting,
+    epoch_ends,
     forgotten_key,
     known,
     leaders_of,
@@ -43,7 +45,8 @@ from node.serving.read_plans import ReadPlans
 from node.serving.record_deletion import RecordDeleter
 from node.serving.request_memory import RequestMemory
 from node.serving.requests import check_count, parse, parsed
-from node.serving.throttling import Throttling, charged_produce
+from node.serving.throttling import Throttling, throttle_field
+from quorum.access.guard import access_of_call
 from quorum.services.admin_service import ImageSource
 from tidemark import wire
 from tidemark.errors import ApiError, ErrorCode, UnsupportedVersionError, code_of
@@ -109,9 +112,9 @@ class LogService:
         self._open_calls: set[asyncio.Task[None]] = set()
         self._later: set[asyncio.Task[bytes]] = set()  # produces that wait for memory
 
-    def handlers(self) -> tuple[grpc.GenericRpcHandler[Any, Any], ...]:
-        """Handlers for `grpc.aio.Server.add_generic_rpc_handlers`."""
-        return (
+    def handlers(self, serves_nodes: bool) -> tuple[grpc.GenericRpcHandler[Any, Any], ...]:
+        """Handlers for `grpc.aio.Server.add_generic_rpc_handlers`, of Log alone or of both."""
+        both = (
             grpc.method_handlers_generic_handler(
                 "tidemark.v1.Log",
                 {
@@ -149,6 +152,7 @@ class LogService:
                 },
             ),
         )
+        return both if serves_nodes else both[:1]
 
     # --- produce and fetch ---------------------------------------------------------------------
 
@@ -176,7 +180,7 @@ class LogService:
         charge = self._throttling.begin(context)
         charge.use(PRODUCER_BYTE_RATE, len(payload))
         answer = charge.spend(lambda: self._produce(payload, context, kept, timing))
-        return charged_produce(charge, answer, self._meters.produce)
+        return continued(answer, lambda: throttle_field(charge, self._meters.produce))
 
     def _produce(self, payload: bytes, context: Context, kept: bool, timing: Timing) -> Answer:
         """Returns the answer at once, unless it waits for memory or replicas. `kept`: the payload
@@ -186,6 +190,19 @@ class LogService:
             request = wire.decode_produce_request(payload)
         except ApiError as error:
             return _refuse(context, error)
+        denied = deny_produce(access_of_call(), request)
+        if denied and not request.partition_data:
+            return self._produced(denied, timing)
+        answer = self._produce_allowed(request, payload, kept, timing)
+        return continued(answer, lambda: self._told(denied)) if denied else answer
+
+    def _produce_allowed(
+        self,
+        request: wire.ProduceRequest,
+        payload: bytes,
+        kept: bool,
+        timing: Timing,
+    ) -> bytes | asyncio.Future[bytes]:
         if request.timeout_ms <= 0:
             request.timeout_ms = self._request_timeout_ms
         # No request overtakes those that queue for memory: it may be of the same producer.
@@ -270,27 +287,36 @@ class LogService:
     async def fetch(self, request: pb.FetchRequest, context: Context) -> bytes:
         """Answers a consumer's long poll. A client that is above its quota gets an answer without
         partitions, and at most what the quota's windows hold otherwise (KIP-219)."""
-        fetch = SessionlessFetch(wanted(request.partitions))
-        payload = await self._consumer_fetch(request, context, fetch)
+        allowed, denied = deny_fetch(access_of_call(), wanted(request.partitions))
+        request.max_wait_ms = 0 if denied else request.max_wait_ms
+        payload = await self._consumer_fetch(request, context, SessionlessFetch(allowed))
+        payload += denied
         self._answers.hold(len(payload), context)
         return payload
 
     async def fetch_stream(self, requests: Any, context: Context) -> None:
         """Answers a consumer's fetches one after another, in one session."""
         session, answers = ConsumerSession(), AnswersOfCall(self._answers)
+        access = access_of_call()
+        entries = access.entries
         self._meters.sessions["consumer"] += 1
 
         async def answer(payload: bytes, behind: asyncio.Future[Any]) -> bytes:
             session.behind = behind
             try:
                 request = parse(pb.FetchRequest, payload)
-                session.apply(wanted(request.partitions), map(forgotten_key, request.forgotten))
+                allowed, denied = deny_fetch(access, wanted(request.partitions))
+                session.apply(allowed, map(forgotten_key, request.forgotten))
                 check_count(len(session))
             except ApiError as error:
                 return wire.encode_fetch_response(
                     wire.FetchResponse([], int(code_of(error)), str(error))
                 )
+            if access.entries is not entries:
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "the ACLs changed: call again")
+            request.max_wait_ms = 0 if denied else request.max_wait_ms
             payload = await self._consumer_fetch(request, context, session)
+            payload += denied
             answers.hold(len(payload))
             return payload
 
@@ -550,24 +576,7 @@ class LogService:
     async def offset_for_leader_epoch(
         self, request: pb.OffsetForLeaderEpochRequest, context: Context
     ) -> pb.OffsetForLeaderEpochResponse:
-        response = pb.OffsetForLeaderEpochResponse()
-        for item in request.partitions:
-            answer = response.partitions.add(
-                topic=item.topic, partition=item.partition, leader_epoch=-1, end_offset=-1
-            )
-            try:
-                found = self._handlers.offsets.epoch_end(
-                    item.topic,
-                    item.partition,
-                    known(item, "current_leader_epoch"),
-                    item.leader_epoch,
-                )
-            except ApiError as error:
-                answer.error_code = int(code_of(error))  # type: ignore[assignment]
-                continue
-            if found is not None:
-                answer.leader_epoch, answer.end_offset = found
-        return response
+        return epoch_ends(self._handlers.offsets, request)
 
 
 async def _refuse(context: Context, error: ApiError) -> bytes:

@@ -21,7 +21,6 @@ import grpc
 from node.quotas.clients import Caller, ClientQuotas
 from node.serving.callers import caller_of
 from tidemark.quotas.entities import PRODUCER_BYTE_RATE, REQUEST_PERCENTAGE
-from tidemark.wire.exchange import Answer
 from tidemark.wire.metering import ApiMeter
 from tidemark.wire.primitives import int_field
 
@@ -175,31 +174,7 @@ class Timed(Generic[T]):
                 turn = partial(work.throw, error)
 
 
-def charged_produce(
-    charge: Charge, answer: Answer, meter: ApiMeter
-) -> bytes | asyncio.Future[bytes]:
-    """The answer with the throttle time of the client, as it is when the answer is made."""
-    if isinstance(answer, bytes):
-        return answer + _throttle_field(charge, meter)
-    inner = asyncio.ensure_future(answer)
-    outer: asyncio.Future[bytes] = inner.get_loop().create_future()
-
-    def end(_: asyncio.Future[bytes]) -> None:
-        if outer.done():
-            return
-        if inner.cancelled():
-            outer.cancel()
-        elif (error := inner.exception()) is not None:
-            outer.set_exception(error)
-        else:
-            outer.set_result(inner.result() + _throttle_field(charge, meter))
-
-    inner.add_done_callback(end)
-    outer.add_done_callback(lambda _: inner.cancel())
-    return outer
-
-
-def _throttle_field(charge: Charge, meter: ApiMeter) -> bytes:
+def throttle_field(charge: Charge, meter: ApiMeter) -> bytes:
     """`throttle_time_ms` of a ProduceResponse; a message may be continued by its fields."""
     throttle_ms = charge.throttle_ms(PRODUCER_BYTE_RATE)
     meter.throttle_s += throttle_ms / 1000

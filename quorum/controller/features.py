@@ -20,6 +20,7 @@ from quorum.image.image import (
     CONTROLLERS_REGISTER_LEVEL,
     ELR_VERSION,
     METADATA_VERSION,
+    SECURITY_LEVEL,
 )
 from quorum.image.records import feature_record
 from tidemark.config import ServerConfig
@@ -112,4 +113,6 @@ def _lost(image: MetadataImage, level: int) -> str:
         lost.append(f"the registrations of controllers {ids}")
     if level < CLIENT_QUOTAS_LEVEL and image.client_quotas:
         lost.append(f"the client quotas of {len(image.client_quotas)} entities")
+    if level < SECURITY_LEVEL and (image.acls or image.scram_users):
+        lost.append(f"{len(image.acls)} ACLs and {len(image.scram_users)} users of SCRAM")
     return " and ".join(lost)

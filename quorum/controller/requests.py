@@ -28,6 +28,7 @@ from quorum.controller.partitions import create_partitions
 from quorum.controller.producer_ids import allocate_producer_ids
 from quorum.controller.reassignments import alter_reassignments
 from quorum.controller.result import ControllerResult
+from quorum.controller.security import alter_scram_credentials, create_acls, delete_acls
 from quorum.controller.topics import create_topics, delete_topics
 from quorum.controller.unregister import unregister
 from quorum.image import MetadataImage
@@ -119,6 +120,12 @@ _ROWS = (
     _rule(
         admin_pb2.UnregisterBrokerRequest,
         lambda c, r: unregister(c.rules, c.brokers, c.voters(), r),
+    ),
+    _rule(admin_pb2.CreateAclsRequest, lambda c, r: create_acls(c.image, c.config, c.rng, r)),
+    _rule(admin_pb2.DeleteAclsRequest, lambda c, r: delete_acls(c.image, c.config, r)),
+    _rule(
+        admin_pb2.AlterUserScramCredentialsRequest,
+        lambda c, r: alter_scram_credentials(c.image, r),
     ),
 )
 

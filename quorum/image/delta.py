@@ -19,6 +19,7 @@ from quorum.image.image import (
     CLIENT_QUOTAS_LEVEL,
     CONTROLLERS_REGISTER_LEVEL,
     METADATA_VERSION,
+    SECURITY_LEVEL,
     MetadataImage,
 )
 from quorum.image.partition_codec import partition_from_value, topic_field
@@ -39,6 +40,9 @@ from quorum.image.types import (
 )
 from tidemark.errors import InvalidRequestError, TidemarkError
 from tidemark.quotas.entities import QuotaEntity, entity_from_wire
+from tidemark.security import acls
+from tidemark.security.acls import AclBinding
+from tidemark.security.scram import Credential
 from tidemark.types import ConfigResource
 from tidemark.v1 import metadata_pb2 as pb
 
@@ -117,6 +121,7 @@ class MetadataDelta:
     - `topics_deleted` by topic id, as they were;
     - `brokers_changed` (None: unregistered);
     - `configs_changed` and `client_quotas_changed` (value None: removed);
+    - `acls_changed` and `scram_users_changed` (None: removed);
     - `features_changed` (None: removed);
     - `next_producer_id` (None: unchanged).
     """
@@ -131,6 +136,8 @@ class MetadataDelta:
         self.next_producer_id: int | None = None
         self.controllers_changed: dict[int, ControllerRegistration | None] = {}
         self.client_quotas_changed: dict[QuotaEntity, dict[str, float | None]] = {}
+        self.acls_changed: dict[UUID, AclBinding | None] = {}
+        self.scram_users_changed: dict[str, Credential | None] = {}
         self._new_names: set[str] = set()
         self._run: _Run | None = None
         self._last: tuple[bytes, TopicDelta] | None = None
@@ -146,6 +153,8 @@ class MetadataDelta:
             or self.features_changed
             or self.controllers_changed
             or self.client_quotas_changed
+            or self.acls_changed
+            or self.scram_users_changed
         )
 
     def broker(self, broker_id: int) -> BrokerRegistration | None:
@@ -197,6 +206,8 @@ class MetadataDelta:
             next_producer_id=image.next_producer_id if next_id is None else next_id,
             controllers=_updated(image.controllers, self.controllers_changed),
             client_quotas=_updated_values(image.client_quotas, self.client_quotas_changed),
+            acls=_updated(image.acls, self.acls_changed),
+            scram_users=_updated(image.scram_users, self.scram_users_changed),
         )
 
     def _topics(self) -> TopicsImage:
@@ -316,6 +327,11 @@ class MetadataDelta:
             for changes in self.client_quotas_changed.values():
                 changes.update(dict.fromkeys(changes))
 
+        if record.name == METADATA_VERSION and record.feature_level < SECURITY_LEVEL:
+            self.acls_changed = dict.fromkeys({*self.image.acls, *self.acls_changed})
+            users = {*self.image.scram_users, *self.scram_users_changed}
+            self.scram_users_changed = dict.fromkeys(users)
+
     def _register_controller(self, record: pb.RegisterControllerRecord) -> None:
         self.controllers_changed[record.controller_id] = controller_from_record(record)
 
@@ -329,6 +345,20 @@ class MetadataDelta:
             raise InconsistentMetadataError(f"a record sets a quota: {error}") from error
         value = None if record.remove else record.value
         self.client_quotas_changed.setdefault(entity, {})[record.key] = value
+
+    def _acl(self, record: pb.AccessControlEntryRecord) -> None:
+        self.acls_changed[UUID(bytes=record.id)] = acls.from_wire(record.binding)
+
+    def _remove_acl(self, record: pb.RemoveAccessControlEntryRecord) -> None:
+        self.acls_changed[UUID(bytes=record.id)] = None
+
+    def _scram_user(self, record: pb.UserScramCredentialRecord) -> None:
+        self.scram_users_changed[record.name] = Credential(
+            record.salt, record.stored_key, record.server_key, record.iterations
+        )
+
+    def _remove_scram_user(self, record: pb.RemoveUserScramCredentialRecord) -> None:
+        self.scram_users_changed[record.name] = None
 
     def _producer_ids(self, record: pb.ProducerIdsRecord) -> None:
         self.next_producer_id = record.next_producer_id
@@ -348,6 +378,10 @@ _REPLAY: dict[str, Callable[[MetadataDelta, Any], None]] = {
     "remove_topic": MetadataDelta._remove_topic,
     "feature_level": MetadataDelta._feature,
     "client_quota": MetadataDelta._client_quota,
+    "access_control_entry": MetadataDelta._acl,
+    "remove_access_control_entry": MetadataDelta._remove_acl,
+    "user_scram_credential": MetadataDelta._scram_user,
+    "remove_user_scram_credential": MetadataDelta._remove_scram_user,
     "producer_ids": MetadataDelta._producer_ids,
     "no_op": MetadataDelta._no_op,
     "register_controller": MetadataDelta._register_controller,
@@ -422,6 +456,8 @@ def diff_in_steps(
         delta.next_producer_id = after.next_producer_id
     delta.configs_changed = _changes_of_values(before.configs, after.configs)
     delta.client_quotas_changed = _changes_of_values(before.client_quotas, after.client_quotas)
+    delta.acls_changed = _changes(before.acls, after.acls)
+    delta.scram_users_changed = _changes(before.scram_users, after.scram_users)
     yield from _diff_topics(delta, before.topics, after.topics)
     return delta
 

@@ -40,7 +40,7 @@ class LevelRange(NamedTuple):
 
 
 SUPPORTED: Mapping[str, LevelRange] = {
-    METADATA_VERSION: LevelRange(1, 3),
+    METADATA_VERSION: LevelRange(1, 4),
     ELR_VERSION: LevelRange(0, 1),
 }
 """Ranges by name.
@@ -51,17 +51,17 @@ A new kind of record, or a new meaning of an old one, needs a new metadata.versi
 KRAFT_SUPPORTED = LevelRange(0, 1)
 """Range of kraft.version: 0 static voters, 1 voters in the log."""
 
-METADATA_RELEASES: Mapping[int, str] = {1: "0.1-IV0", 2: "0.1-IV1", 3: "0.1-IV2"}
+METADATA_RELEASES: Mapping[int, str] = {1: "0.1-IV0", 2: "0.1-IV1", 3: "0.1-IV2", 4: "0.1-IV3"}
 """Names of the levels of metadata.version: the release that introduced them, and a count in it.
 
 1 has the records of KIP-631. From 2 on, controllers register themselves (KIP-919).
-From 3 on there are client quotas (KIP-546).
+From 3 on there are client quotas (KIP-546), from 4 on ACLs (KIP-801) and users (KIP-900).
 """
 
-_RELEASES_ELR: Mapping[int, int] = {1: 0, 2: 1, 3: 1}
+_RELEASES_ELR: Mapping[int, int] = {1: 0, 2: 1, 3: 1, 4: 1}
 """Level of eligible.leader.replicas.version in a cluster that begins with that metadata.version."""
 
-FIRST_LEVELS: Mapping[str, int] = {METADATA_VERSION: 3, ELR_VERSION: 1}
+FIRST_LEVELS: Mapping[str, int] = {METADATA_VERSION: 4, ELR_VERSION: 1}
 """Levels of a new cluster unless `storage format` sets others; UpdateFeatures raises them later.
 
 An existing cluster keeps its own.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from uuid import UUID
 
 from immutables import Map
 
@@ -24,6 +25,8 @@ from quorum.image.types import (
     TopicsImage,
 )
 from tidemark.quotas.entities import QuotaEntity, sort_key
+from tidemark.security.acls import AclBinding
+from tidemark.security.scram import Credential
 from tidemark.types import ConfigResource
 from tidemark.v1 import metadata_pb2 as pb
 
@@ -33,6 +36,9 @@ CONTROLLERS_REGISTER_LEVEL = 2
 """The first metadata.version with records of controllers (KIP-919)."""
 CLIENT_QUOTAS_LEVEL = 3
 """The first metadata.version with records of client quotas (KIP-546)."""
+
+SECURITY_LEVEL = 4
+"""The first metadata.version with records of ACLs (KIP-801) and of users of SCRAM (KIP-900)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +57,8 @@ class MetadataImage:
     next_producer_id: int = 0
     controllers: Map[int, ControllerRegistration] = EMPTY_MAP
     client_quotas: Map[QuotaEntity, Map[str, float]] = EMPTY_MAP
+    acls: Map[UUID, AclBinding] = EMPTY_MAP
+    scram_users: Map[str, Credential] = EMPTY_MAP
 
     @property
     def end_offset(self) -> int:
@@ -116,6 +124,10 @@ class MetadataImage:
         for entity in sorted(self.client_quotas, key=sort_key):
             for key, quota in sorted(self.client_quotas[entity].items()):
                 yield records.client_quota_record(entity, key, quota)
+        for acl_id in sorted(self.acls):
+            yield records.acl_record(acl_id, self.acls[acl_id])
+        for name in sorted(self.scram_users):
+            yield records.scram_record(name, self.scram_users[name])
         if self.next_producer_id:
             yield records.producer_ids_record(self.next_producer_id)
 

@@ -19,8 +19,11 @@ from quorum.image.types import (
     intern_ids,
 )
 from tidemark.quotas.entities import QuotaEntity, parts_to_wire
+from tidemark.security import acls
+from tidemark.security.acls import AclBinding
+from tidemark.security.scram import Credential
 from tidemark.types import Listener
-from tidemark.v1 import common_pb2
+from tidemark.v1 import acl_pb2, common_pb2
 from tidemark.v1 import metadata_pb2 as pb
 
 _directories: dict[bytes, UUID] = {}
@@ -224,6 +227,28 @@ def client_quota_record(entity: QuotaEntity, key: str, value: float | None) -> p
     return pb.MetadataRecord(
         client_quota=pb.ClientQuotaRecord(
             entity=parts_to_wire(entity), key=key, value=value or 0.0, remove=value is None
+        )
+    )
+
+
+def acl_record(acl_id: UUID, binding: AclBinding | None) -> pb.MetadataRecord:
+    """Record that adds an entry, or removes it (`binding` None)."""
+    if binding is None:
+        removal = pb.RemoveAccessControlEntryRecord(id=acl_id.bytes)
+        return pb.MetadataRecord(remove_access_control_entry=removal)
+    entry = pb.AccessControlEntryRecord(id=acl_id.bytes, binding=acls.to_wire(binding))
+    return pb.MetadataRecord(access_control_entry=entry)
+
+
+def scram_record(name: str, credential: Credential | None) -> pb.MetadataRecord:
+    """Record that sets the credential of a user, or removes it (`credential` None)."""
+    mechanism = acl_pb2.SCRAM_SHA_512
+    if credential is None:
+        removal = pb.RemoveUserScramCredentialRecord(name=name, mechanism=mechanism)
+        return pb.MetadataRecord(remove_user_scram_credential=removal)
+    return pb.MetadataRecord(
+        user_scram_credential=pb.UserScramCredentialRecord(
+            name=name, mechanism=mechanism, **credential._asdict()
         )
     )
 

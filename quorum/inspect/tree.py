@@ -23,12 +23,13 @@ from dataclasses import dataclass
 from enum import IntEnum
 from fnmatch import fnmatchcase
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 from uuid import UUID
 
 from quorum.image import ConfigResource, ConfigResourceType, MetadataImage, TopicImage, diff
 from tidemark.errors import ConfigError
 from tidemark.quotas.entities import QuotaEntity, sort_key
+from tidemark.security.scram import MECHANISM, Credential
 from tidemark.types import uuid_from_text, uuid_to_text
 
 _DEFAULT_ENTITY = "<default>"
@@ -114,6 +115,7 @@ def tree_of(view: MetadataView) -> Branch:
     image = view.image
     return _fixed(
         {
+            "acls": _acls(image),
             "brokers": _by_id(image.brokers),
             "clientQuotas": _client_quotas(image),
             "configs": _fixed(
@@ -126,6 +128,7 @@ def tree_of(view: MetadataView) -> Branch:
             "features": _values(image.features),
             "producerIds": _values({"nextProducerId": image.next_producer_id}),
             "quorum": _values(view.quorum, in_order=True),
+            "scramUsers": _scram_users(image),
             "topics": _fixed(
                 {
                     "byId": Branch(
@@ -216,6 +219,28 @@ def _client_quotas(image: MetadataImage) -> Branch:
         return _values(quotas[name]) if name in quotas else None
 
     return Branch(lambda: sorted(quotas), child)
+
+
+def _acls(image: MetadataImage) -> Branch:
+    def child(name: str) -> Node | None:
+        found = image.acls.get(uuid_from_text(name))
+        return None if found is None else Leaf(str(found))
+
+    return Branch(lambda: sorted(map(uuid_to_text, image.acls)), child)
+
+
+def _scram_users(image: MetadataImage) -> Branch:
+    """Users by name; of their keys nothing is told."""
+
+    def child(name: str) -> Node | None:
+        found = image.scram_users.get(unquote(name))
+        return None if found is None else _values(_scram_user(found))
+
+    return Branch(lambda: sorted(quote(name, safe="") for name in image.scram_users), child)
+
+
+def _scram_user(credential: Credential) -> dict[str, Any]:
+    return {"mechanism": MECHANISM, "iterations": credential.iterations}
 
 
 def _quota_name(entity: QuotaEntity) -> str:
@@ -334,6 +359,17 @@ def changes(before: MetadataView, after: MetadataView) -> Iterator[Change]:
         quotas: Mapping[str, float] = old.client_quotas.get(entity, {})
         for name, quota in sorted(delta.client_quotas_changed[entity].items()):
             yield Change(f"/clientQuotas/{_quota_name(entity)}/{name}", quotas.get(name), quota)
+    for acl_id in sorted(delta.acls_changed):
+        texts = [str(found) if (found := one.acls.get(acl_id)) else None for one in (old, new)]
+        yield Change(f"/acls/{uuid_to_text(acl_id)}", texts[0], texts[1])
+    for name in sorted(delta.scram_users_changed):
+        was_set, is_set = (
+            _scram_user(user) if (user := one.scram_users.get(name)) else {} for one in (old, new)
+        )
+        for field in sorted({*was_set, *is_set}):
+            if was_set.get(field) != is_set.get(field):
+                path = f"/scramUsers/{quote(name, safe='')}/{field}"
+                yield Change(path, was_set.get(field), is_set.get(field))
     for name, level in sorted(delta.features_changed.items()):
         yield Change(f"/features/{name}", old.features.get(name), level)
     if delta.next_producer_id is not None:

@@ -56,7 +56,7 @@ from quorum.replica.own_damage import OwnLogDamagedError, advice, tail_is_lost
 from quorum.replica.sealing import is_intact
 from quorum.replica.served_checkpoints import ServedCheckpoints
 from quorum.replica.service import RaftService
-from quorum.replica.settings import metadata_log_config, replica_config
+from quorum.replica.settings import controller_channels, metadata_log_config, replica_config
 from quorum.replica.transport import GrpcTransport, Transport
 from snapshot.cleaning import delete_snapshot
 from snapshot.names import SnapshotId
@@ -108,7 +108,7 @@ class RaftServer:
         """Opens the log in `directory`/__cluster_metadata-0. `now_ms` is the wall clock, for record
         timestamps; timers run on the event loop's clock. Raises StorageError and FatalError."""
         self._now_ms = now_ms
-        self._transport = transport if transport is not None else GrpcTransport()
+        self._transport = transport or GrpcTransport(controller_channels(config))
         own_directory = directory.subdirectory(str(METADATA_PARTITION))
         directory.fsync()  # otherwise a crash may lose the new directory and its files
         self._log = ReplicatedLog(own_directory, metadata_log_config(config), now_ms())

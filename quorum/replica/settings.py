@@ -9,6 +9,7 @@ from quorum.raft.voters import CONTROLLER_LISTENER, ReplicaKey, VoterSet
 from quorum.replica.metadata_log import MetadataLogConfig
 from tidemark.config import ServerConfig
 from tidemark.types import Endpoint, Listener
+from tidemark.wire.network import Channels
 
 
 def metadata_log_config(config: ServerConfig) -> MetadataLogConfig:
@@ -20,6 +21,12 @@ def metadata_log_config(config: ServerConfig) -> MetadataLogConfig:
         config.metadata_max_retention_ms,
         config.controller_listener_names or (CONTROLLER_LISTENER,),
     )
+
+
+def controller_channels(config: ServerConfig) -> Channels:
+    """Opens a node's channels to controllers."""
+    names = config.controller_listener_names or (CONTROLLER_LISTENER,)
+    return Channels(config.channel_security(names[0]))
 
 
 def controller_listeners(config: ServerConfig) -> tuple[Listener, ...]:

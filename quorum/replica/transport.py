@@ -21,7 +21,7 @@ from tidemark.errors import ErrorCode, NetworkError, code_of
 from tidemark.types import Endpoint
 from tidemark.v1 import raft_pb2, raft_pb2_grpc
 from tidemark.wire.exchange import Exchange
-from tidemark.wire.network import open_channel
+from tidemark.wire.network import Channels
 
 FETCH_STREAM = "/tidemark.v1.Raft/FetchStream"
 
@@ -41,8 +41,8 @@ class Transport(Protocol):
 class _Peer:
     """The connection to one endpoint."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
-        self.channel = open_channel(endpoint.address)
+    def __init__(self, endpoint: Endpoint, channels: Channels) -> None:
+        self.channel = channels.open(endpoint.address)
         self.stub: Any = raft_pb2_grpc.RaftStub(self.channel)
         self._fetches: Exchange | None = None
         self._streams = True  # an older node may not know FetchStream
@@ -92,13 +92,14 @@ class GrpcTransport:
     busy quorum, share one open call (`tidemark.wire.exchange`).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, channels: Channels | None = None) -> None:
+        self._channels = channels or Channels()
         self._peers: dict[Endpoint, _Peer] = {}
 
     def _peer(self, endpoint: Endpoint) -> _Peer:
         peer = self._peers.get(endpoint)
         if peer is None:
-            peer = self._peers[endpoint] = _Peer(endpoint)
+            peer = self._peers[endpoint] = _Peer(endpoint, self._channels)
         return peer
 
     async def call(self, endpoint: Endpoint, request: m.Request, timeout_ms: int) -> m.Response:
@@ -142,6 +143,9 @@ class GrpcTransport:
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNIMPLEMENTED:  # an older node
                 return m.error_response(request, m.Header(ErrorCode.UNSUPPORTED_VERSION, None, -1))
+            if self._channels.is_outdated(peer.channel) and self._peers.get(endpoint) is peer:
+                del self._peers[endpoint]
+                await peer.close()
             raise NetworkError(f"{endpoint.address}: {error.code().name}") from error
 
     async def close(self) -> None:

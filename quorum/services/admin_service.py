@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import grpc.aio
 from google.protobuf.message import Message
 
+from quorum.access.guard import access_of_call
 from quorum.controller.requests import REQUESTS
 from quorum.image import MetadataImage
 from quorum.raft import messages as m
@@ -29,6 +30,7 @@ from quorum.services.config_answers import describe_configs
 from quorum.services.controller_client import FORWARDED, ControllerClient
 from quorum.services.logger_answers import alter_loggers, names_loggers
 from quorum.services.quota_answers import describe_client_quotas
+from quorum.services.security_answers import describe_acls, describe_scram_users
 from quorum.services.serving import Context, add_service, answered
 from quorum.services.voter_admin import change_kraft_version, change_voters, changes_quorum
 from tidemark.config import ServerConfig
@@ -131,7 +133,9 @@ class _Call(NamedTuple):
         left_s = self.context.time_remaining()
         if left_s is not None:
             wanted_ms = min(wanted_ms, max(1, int(left_s * 1000) - _ANSWER_MS))
-        return await self.node.client.call(self.rpc.name, self.request, wanted_ms)
+        access = access_of_call()
+        principal = access.principal if access.is_checked else ""
+        return await self.node.client.call(self.rpc.name, self.request, wanted_ms, principal)
 
 
 class _Row(NamedTuple):
@@ -235,6 +239,14 @@ _ROWS = (
     _by_any_node(
         admin_pb2.DescribeClientQuotasRequest,
         lambda node, request: describe_client_quotas(node.image, request),
+    ),
+    _by_any_node(
+        admin_pb2.DescribeAclsRequest,
+        lambda node, request: describe_acls(node.image, node.config, request),
+    ),
+    _by_any_node(
+        admin_pb2.DescribeUserScramCredentialsRequest,
+        lambda node, request: describe_scram_users(node.image, request),
     ),
     _by_broker(
         admin_pb2.DescribeLogDirsRequest,

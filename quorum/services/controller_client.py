@@ -14,14 +14,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import quote
 
 import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
+from quorum.access.guard import FORWARDED_PRINCIPAL
 from tidemark.errors import ErrorCode, InvalidRequestError, RequestTimedOutError, error_for
 from tidemark.types import Endpoint
-from tidemark.wire.network import open_channel
+from tidemark.wire.network import Channels
 from tidemark.wire.rpcs import ADMIN, CONTROLLER, Rpc, rpcs_of
 
 FORWARDED = ("tidemark-forwarded", "1")
@@ -54,11 +56,13 @@ class ControllerClient:
     def __init__(
         self,
         leader: Callable[[], Endpoint | None],
+        channels: Channels | None = None,
         *,
         backoff_ms: int = _BACKOFF_MS,
         attempt_ms_max: int = _ATTEMPT_MS_MAX,
     ) -> None:
         self._leader = leader
+        self._channels = channels or Channels()
         self._backoff_ms = backoff_ms
         self._attempt_ms_max = attempt_ms_max
         self._endpoint: Endpoint | None = None
@@ -66,9 +70,12 @@ class ControllerClient:
         self._retired: set[asyncio.Task[None]] = set()
         self._closed = False
 
-    async def call(self, method: str, request: Message, timeout_ms: int) -> Any:
+    async def call(
+        self, method: str, request: Message, timeout_ms: int, principal: str = ""
+    ) -> Any:
         """Returns the active controller's answer to `method` (e.g. "BrokerHeartbeat").
 
+        `principal` is whose request is forwarded; empty: this node's own.
         Any error but NOT_CONTROLLER is in the answer's `error_code`, and the caller handles it.
         Raises RequestTimedOutError if no active controller answers within `timeout_ms`, and the
         error of a gRPC status that a retry does not cure.
@@ -85,7 +92,7 @@ class ControllerClient:
                 break
             endpoint = self._leader()
             if endpoint is not None:
-                answer, reason = await self._attempt(endpoint, known, request, left_ms)
+                answer, reason = await self._attempt(endpoint, known, request, left_ms, principal)
                 if answer is not None:
                     return answer
             # The request may have used up its time waiting for the connection.
@@ -107,7 +114,7 @@ class ControllerClient:
             await asyncio.gather(*self._retired, return_exceptions=True)
 
     async def _attempt(
-        self, endpoint: Endpoint, rpc: Rpc, request: Message, left_ms: float
+        self, endpoint: Endpoint, rpc: Rpc, request: Message, left_ms: float, principal: str
     ) -> tuple[Any, str]:
         """Returns (answer, ""), or (None, reason) if another attempt is worth while."""
         call = self._connect(endpoint).unary_unary(
@@ -116,8 +123,11 @@ class ControllerClient:
             response_deserializer=rpc.response.FromString,
         )
         timeout_s = min(left_ms, self._attempt_ms_max) / 1000
+        metadata = [FORWARDED]
+        if principal:
+            metadata.append((FORWARDED_PRINCIPAL, quote(principal)))
         try:
-            under_way = call(request, timeout=timeout_s, metadata=(FORWARDED,))
+            under_way = call(request, timeout=timeout_s, metadata=metadata)
             if not await self._answers(under_way, endpoint):
                 return None, f"{endpoint.address} leads no more"
             answer = await under_way
@@ -156,7 +166,7 @@ class ControllerClient:
             return self._channel
         self._retire()
         self._endpoint = endpoint
-        self._channel = open_channel(endpoint.address)
+        self._channel = self._channels.open(endpoint.address)
         return self._channel
 
     def _drop(self, endpoint: Endpoint) -> None:

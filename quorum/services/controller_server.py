@@ -8,6 +8,7 @@ forwards requests of administrators to the active one.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 from collections.abc import Callable, Mapping
@@ -18,15 +19,17 @@ from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 
+from quorum.access.listeners import AccessControl
 from quorum.controller.core import ControllerCore
 from quorum.controller.quorum_controller import QuorumController
 from quorum.image.features import FIRST_LEVELS
 from quorum.replica.client import RaftClient
 from quorum.replica.loader import MetadataLoader
+from quorum.replica.settings import controller_channels
 from quorum.services.admin_service import AdminNode, add_admin_service
 from quorum.services.controller_client import ControllerClient
 from quorum.services.controller_registration import ControllerRegistrar
-from quorum.services.listening import bind
+from quorum.services.listening import bind, keys_of
 from quorum.services.serving import Context, add_service, answered
 from tidemark.config import ServerConfig
 from tidemark.surroundings import surroundings
@@ -80,9 +83,9 @@ class ControllerServer:
         )
         # Monotonic: sessions must not end because the wall clock is set.
         self.controller = QuorumController(raft, loader, core, now_ms or surroundings().mono_ms)
-        self._client = ControllerClient(raft.leader_endpoint)
+        self._client = ControllerClient(raft.leader_endpoint, controller_channels(config))
         self.registrar = ControllerRegistrar(config, cluster_id, self._register)
-        self._server: grpc.aio.Server | None = None
+        self._servers: list[grpc.aio.Server] = []
         self._health: Any = None
         self._port = 0
 
@@ -103,10 +106,7 @@ class ControllerServer:
         """Binds the listener and serves; raises FatalError if the address is not available."""
         listeners = self._config.listener_endpoints()
         names = [name for name in self._config.controller_listener_names if name in listeners]
-        server = make_server()
-        counted = metered(server, self._meters)
-        self._raft.add_to_server(counted)
-        add_service(counted, CONTROLLER, self._serve_controller)
+        access = AccessControl(self._config, self._loader)
         node = AdminNode(
             config=self._config,
             cluster_id=self._cluster_id,
@@ -115,13 +115,20 @@ class ControllerServer:
             client=self._client,
             controller=self.controller,
         )
-        add_admin_service(counted, node)
         self._health = HealthServicer()
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        bound = [bind(server, name, listeners[name]) for name in names]
+        bound = []
+        for name in names:
+            server = make_server(interceptors=[access.guard_of(name)])
+            counted = metered(server, self._meters)
+            self._raft.add_to_server(counted)
+            add_service(counted, CONTROLLER, self._serve_controller)
+            add_admin_service(counted, node)
+            health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+            bound.append(bind(server, name, listeners[name], keys_of(self._config, name)))
+            self._servers.append(server)
         self._port = bound[0].port
-        await server.start()
-        self._server = server
+        for server in self._servers:
+            await server.start()
         self._loader.add_publisher(self.registrar)
         # "liveness" does not depend on the cluster: its probe asks whether the event loop runs.
         for service in ("", "liveness"):
@@ -135,9 +142,8 @@ class ControllerServer:
         self.controller.stop()
         if self._health is not None:
             await self._health.enter_graceful_shutdown()
-        if self._server is not None:
-            await self._server.stop(_STOP_GRACE_S)
-            self._server = None
+        servers, self._servers = self._servers, []
+        await asyncio.gather(*(server.stop(_STOP_GRACE_S) for server in servers))
         await self._client.close()
 
     async def _serve_controller(self, rpc: Rpc, request: Message, context: Context) -> Message:

@@ -70,7 +70,7 @@ class FakeChannel:
         self._waiting: set[asyncio.Future[Any]] = set()
 
     def unary_unary(self, path: str, *_: Any) -> Callable[..., Awaitable[bytes]]:
-        async def call(request: bytes, timeout: float) -> bytes:
+        async def call(request: bytes, timeout: float, metadata: Any = None) -> bytes:
             answer = self.future()
             if self.answers:
                 answer.set_result(b"re: " + request)

@@ -154,7 +154,7 @@ def test_eligible_replicas_are_kept_and_lead_again_after_clean_stops(tmp_path: P
             await brokers.start(1, 2, 3)
             async with admin_of(brokers) as admin:
                 await admin.update_features({"eligible.leader.replicas.version": 1})
-                assert (await admin.describe_features())["metadata.version"].level == 3
+                assert (await admin.describe_features())["metadata.version"].level == 4
                 settings = {"min.insync.replicas": "2"}
                 await admin.create_topics([NewTopic("flights", None, None, settings, {0: (2, 3)})])
                 await produce(brokers, "a")

@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc.aio
 
-from tidemark.wire.network import make_server, open_channel
+from tidemark.wire.network import Channels, make_server
 
 METHOD = "/test.Echo/Echo"
 LIMIT_S = 25  # gRPC by itself asks for an address every 30 s at most
@@ -56,7 +56,7 @@ def test_a_node_with_a_new_address_is_found_within_seconds() -> None:
         )
         port_of_names = transport.get_extra_info("sockname")[1]
         first, port = await served("127.0.0.1:0")
-        channel = open_channel(f"dns://127.0.0.1:{port_of_names}/broker.example:{port}")
+        channel = Channels().open(f"dns://127.0.0.1:{port_of_names}/broker.example:{port}")
         try:
             ask = channel.unary_unary(METHOD)
             assert await ask(b"", timeout=LIMIT_S, wait_for_ready=True) == b"127.0.0.1:0"

@@ -20,20 +20,24 @@ import grpc.aio
 from tidemark import wire
 from tidemark.client import forks
 from tidemark.client.errors import ClientClosedError
+from tidemark.client.login import Login
+from tidemark.config.security import ClientSecurity
 from tidemark.errors import (
     ApiError,
     BrokerNotAvailableError,
+    ClusterAuthorizationFailedError,
     ConfigError,
     MessageTooLargeError,
     NetworkError,
     RequestTimedOutError,
+    SaslAuthenticationError,
     UnknownServerError,
     UnsupportedVersionError,
 )
 from tidemark.types import Endpoint
 from tidemark.wire.channel import CLIENT_ID_KEY
 from tidemark.wire.exchange import Exchange, Metadata
-from tidemark.wire.network import open_channel
+from tidemark.wire.network import Channels
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -66,7 +70,11 @@ _MADE_BY_TRANSPORT = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)
 
 def error_of_status(code: grpc.StatusCode, details: str, address: str) -> ApiError:
     """The error of the table for a failed call; a call that broke is a NetworkError."""
-    text = f"{address}: {details or code.name}"
+    text = f"{address}: {details or code.name}{_hint(details)}"
+    if code is grpc.StatusCode.UNAUTHENTICATED:
+        return SaslAuthenticationError(text)
+    if code is grpc.StatusCode.PERMISSION_DENIED:
+        return ClusterAuthorizationFailedError(text)
     if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.ABORTED):
         return NetworkError(text)
     if code in _MADE_BY_TRANSPORT and details.startswith(_BROKEN_CALL):
@@ -86,14 +94,29 @@ def error_of_status(code: grpc.StatusCode, details: str, address: str) -> ApiErr
     return UnknownServerError(text)
 
 
+def _hint(details: str) -> str:
+    """Tells what may be wrong with the security settings of a connection that fails so."""
+    if "CERTIFICATE_VERIFY_FAILED" in details:
+        return (
+            " (the listener's certificate is not trusted: ssl.truststore.location names the PEM"
+            " file of its authority, and the address has to be one of the certificate's names)"
+        )
+    if "WRONG_VERSION_NUMBER" in details:
+        return " (the listener does not speak TLS: see security.protocol)"
+    if details.endswith("Socket closed"):
+        return " (if the listener speaks TLS, or asks for a certificate, see security.protocol)"
+    return ""
+
+
 class _Connection:
     """A channel and its calls that stay open; `under_way` counts requests without an outcome."""
 
-    __slots__ = ("_call_metadata", "_exchanges", "_methods", "channel", "under_way")
+    __slots__ = ("_exchanges", "_methods", "channel", "known_metadata", "login", "under_way")
 
-    def __init__(self, address: str, metadata: Metadata) -> None:
-        self._call_metadata = metadata
-        self.channel = open_channel(address, _CHANNEL_OPTIONS)
+    def __init__(self, address: str, channels: Channels, metadata: Metadata) -> None:
+        self.known_metadata = metadata
+        self.channel = channels.open(address, _CHANNEL_OPTIONS)
+        self.login = Login(channels.security, self.channel) if channels.security.uses_sasl else None
         self.under_way = 0
         self._methods: dict[str, Callable[..., Any]] = {}
         self._exchanges: dict[str, Exchange] = {}
@@ -103,20 +126,23 @@ class _Connection:
         if found is None:
             # No serializers: bytes are sent as they are, and decoding happens in the caller's
             # frame, not in gRPC's callback.
-            found = self.channel.unary_unary(path, None, None)
-            if self._call_metadata is not None:
-                found = partial(found, metadata=self._call_metadata)
-            self._methods[path] = found
+            found = self._methods[path] = self.channel.unary_unary(path, None, None)
         return found
 
-    def open(self, path: str) -> Exchange:
-        """A call that nobody else uses; it ends with the connection, or when it is closed."""
-        return Exchange(self.channel, path, self._call_metadata)
+    async def metadata(self) -> Metadata:
+        """The metadata of a call that begins now; logs in if that is due."""
+        if self.login is None:
+            return self.known_metadata
+        return (*(self.known_metadata or ()), *await self.login.metadata())
 
-    def exchange(self, path: str) -> Exchange:
+    def open(self, path: str, metadata: Metadata) -> Exchange:
+        """A call that nobody else uses; it ends with the connection, or when it is closed."""
+        return Exchange(self.channel, path, metadata)
+
+    def exchange(self, path: str, metadata: Metadata) -> Exchange:
         found = self._exchanges.get(path)
         if found is None or not found.is_open:
-            found = self._exchanges[path] = Exchange(self.channel, path, self._call_metadata)
+            found = self._exchanges[path] = Exchange(self.channel, path, metadata)
         return found
 
     async def close(self) -> None:
@@ -135,7 +161,15 @@ class Connections:
     no other is under way there.
     """
 
-    def __init__(self, *, request_timeout_ms: int = 30_000, client_id: str = "") -> None:
+    def __init__(
+        self,
+        *,
+        request_timeout_ms: int = 30_000,
+        client_id: str = "",
+        security: ClientSecurity | None = None,
+    ) -> None:
+        """`security` of None: that of the process (`tidemark.surroundings`)."""
+        self._channels = Channels(security)
         self._request_timeout_ms = request_timeout_ms
         self._call_metadata: Metadata = None
         if client_id:
@@ -165,7 +199,9 @@ class Connections:
             raise ClientClosedError("the client is closed")
         found = self._connections.get(address)
         if found is None:
-            found = self._connections[address] = _Connection(address, self._call_metadata)
+            found = self._connections[address] = _Connection(
+                address, self._channels, self._call_metadata
+            )
         return found
 
     async def call(
@@ -186,7 +222,11 @@ class Connections:
         payload = request if isinstance(request, bytes) else request.SerializeToString()
         connection = self._to(address)
         limit_ms = self._request_timeout_ms if timeout_ms is None else timeout_ms
-        call = connection.method(path)(payload, timeout=max(limit_ms, 1) / 1000)
+        metadata = connection.known_metadata
+        if connection.login is not None:
+            metadata = await self._metadata(connection, address)
+        limit_s = max(limit_ms, 1) / 1000
+        call = connection.method(path)(payload, timeout=limit_s, metadata=metadata)
         return decode(await self._outcome(connection, address, call, limit_ms))
 
     async def exchange(
@@ -210,7 +250,10 @@ class Connections:
                 f"{wire.MAX_MESSAGE_BYTES}"
             )
         connection = self._to(address)
-        call = connection.exchange(path).ask(request, max(timeout_ms, 1) / 1000)
+        metadata = connection.known_metadata
+        if connection.login is not None:
+            metadata = await self._metadata(connection, address)
+        call = connection.exchange(path, metadata).ask(request, max(timeout_ms, 1) / 1000)
         try:
             return decode(await self._outcome(connection, address, call, timeout_ms))
         except MessageTooLargeError:
@@ -219,7 +262,14 @@ class Connections:
     def open_call(self, address: str, path: str) -> OpenCall:
         """Opens a call of one owner, for requests that build on each other."""
         connection = self._to(address)
-        return OpenCall(connection.open(path), partial(self._outcome, connection, address))
+
+        async def begin() -> Exchange:
+            return connection.open(path, await self._metadata(connection, address))
+
+        return OpenCall(begin, partial(self._outcome, connection, address))
+
+    async def _metadata(self, connection: _Connection, address: str) -> Metadata:
+        return await _mapped(address, connection.metadata())
 
     async def _outcome(
         self, connection: _Connection, address: str, call: Awaitable[bytes], limit_ms: float
@@ -231,6 +281,14 @@ class Connections:
             return await _mapped(address, call)
         except RequestTimedOutError:
             timed_out = True
+            raise
+        except SaslAuthenticationError as error:
+            if connection.login is None or not connection.login.forget():
+                raise
+            raise NetworkError(f"{error}; logging in anew") from None
+        except NetworkError:
+            if self._channels.is_outdated(connection.channel):
+                self.disconnect(address)
             raise
         finally:
             connection.under_way -= 1
@@ -266,27 +324,35 @@ class OpenCall:
 
     def __init__(
         self,
-        exchange: Exchange,
+        begin: Callable[[], Awaitable[Exchange]],
         outcome: Callable[[Awaitable[bytes], float], Awaitable[bytes]],
     ) -> None:
-        self._exchange = exchange
+        self._begin = begin
+        self._exchange: Exchange | None = None
         self._outcome = outcome
+        self._is_closed = False
 
     @property
     def is_open(self) -> bool:
-        return self._exchange.is_open
+        return not self._is_closed and (self._exchange is None or self._exchange.is_open)
 
     async def ask(self, request: bytes, decode: Callable[[bytes], T], timeout_ms: float) -> T:
         """Sends a request and decodes its answer; raises as `Connections.call`."""
+        if self._exchange is None:
+            self._exchange = await self._begin()
+            if self._is_closed:
+                self._exchange.close()
         call = self._exchange.ask(request, max(timeout_ms, 1) / 1000)
         return decode(await self._outcome(call, timeout_ms))
 
     def close(self) -> None:
         """Ends the call. Idempotent."""
-        self._exchange.close()
+        self._is_closed = True
+        if self._exchange is not None:
+            self._exchange.close()
 
 
-async def _mapped(address: str, call: Awaitable[bytes]) -> bytes:
+async def _mapped(address: str, call: Awaitable[T]) -> T:
     """The outcome of a call, with gRPC's errors mapped to the table."""
     try:
         return await call

@@ -13,7 +13,7 @@ import difflib
 import math
 import re
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from tidemark.errors import ConfigError
@@ -80,7 +80,7 @@ def keys_of(settings_class: type[Any]) -> Mapping[str, dataclasses.Field[Any]]:
     if found is None:
         found = _keys[settings_class] = {
             key_of(field.name): field
-            for owner in (settings_class, *_sections(settings_class).values())
+            for owner in _classes(settings_class)
             for field in dataclasses.fields(owner)
             if "doc" in field.metadata
         }
@@ -92,11 +92,24 @@ def _sections(settings_class: type[Any]) -> dict[str, type[Any]]:
     return {f.name: f.metadata["section"] for f in fields if "section" in f.metadata}
 
 
+def _classes(settings_class: type[Any]) -> Iterator[type[Any]]:
+    """The class, and those of its sections and theirs."""
+    yield settings_class
+    for part in _sections(settings_class).values():
+        yield from _classes(part)
+
+
 def value_of(settings: Any, key: str) -> Any:
-    """The value of the setting `key` in `settings` or one of its sections."""
+    """The value of the setting `key` in `settings` or one of its sections.
+
+    Raises KeyError for an unknown one.
+    """
     name = keys_of(type(settings))[key].name
-    owners = (settings, *(getattr(settings, part) for part in _sections(type(settings))))
-    return next(getattr(owner, name) for owner in owners if hasattr(owner, name))
+    if hasattr(settings, name):
+        return getattr(settings, name)
+    parts = _sections(type(settings)).items()
+    owner = next(part for part, kind in parts if key in keys_of(kind))
+    return value_of(getattr(settings, owner), key)
 
 
 def types_of(settings_class: type[Any]) -> Mapping[str, Any]:
@@ -106,9 +119,9 @@ def types_of(settings_class: type[Any]) -> Mapping[str, Any]:
     """
     found = _types.get(settings_class)
     if found is None:
-        found = _types[settings_class] = typing.get_type_hints(settings_class)
-        for part in _sections(settings_class).values():
-            found |= typing.get_type_hints(part)
+        found = _types[settings_class] = {}
+        for owner in _classes(settings_class):
+            found |= typing.get_type_hints(owner)
     return found
 
 
@@ -211,8 +224,13 @@ def parse(
     for key, field in known.items():
         if field.name not in chosen and field.default is dataclasses.MISSING:
             raise ConfigError(f"the setting {key!r} is required: {field.metadata['doc']}")
-    sections = {
-        attribute: part(**{n: chosen.pop(n) for n in types_of(part) if n in chosen})
-        for attribute, part in _sections(settings_class).items()
+    return _made(settings_class, chosen | plugin)
+
+
+def _made(settings_class: type[T], chosen: Mapping[str, Any]) -> T:
+    """The settings and their sections from values by attribute, of which each takes its own."""
+    given = {
+        attribute: _made(part, chosen) for attribute, part in _sections(settings_class).items()
     }
-    return settings_class(**chosen, **sections, **plugin)
+    own = {f.name for f in dataclasses.fields(settings_class)}  # type: ignore[arg-type]
+    return settings_class(**given, **{name: chosen[name] for name in chosen if name in own})

@@ -25,7 +25,11 @@ _COARSER = {
     "log.roll.jitter.hours": ("log.roll.jitter.ms", _HOUR_MS),
     "log.dir": ("log.dirs", 1),
 }
-_PLUGIN_PREFIXES = {"rsm.config.": "rsm_config", "rlmm.config.": "rlmm_config"}
+_PREFIXES = {
+    "rsm.config.": "rsm_config",
+    "rlmm.config.": "rlmm_config",
+    "listener.name.": "listener_name",
+}
 
 
 def parse_server_config(
@@ -37,7 +41,7 @@ def parse_server_config(
     """
     places = dict(origins or {})
     finer = _in_ms(values, places)
-    return parse(ServerConfig, finer, prefixes=_PLUGIN_PREFIXES, origins=places)
+    return parse(ServerConfig, finer, prefixes=_PREFIXES, origins=places)
 
 
 def _in_ms(values: Mapping[str, str], places: dict[str, str]) -> dict[str, str]:

@@ -6,7 +6,9 @@ import os
 from dataclasses import dataclass, field
 
 from tidemark.config.definition import section, setting
+from tidemark.config.listeners import check_listeners, parse_listeners
 from tidemark.config.observation import ObservationConfig
+from tidemark.config.security import ClientSecurity, ListenerSecurity, NodeSecurity
 from tidemark.errors import ConfigError
 from tidemark.types import Endpoint
 
@@ -474,6 +476,9 @@ class ServerConfig:
         3_600_000, doc="time between checks for idle transactional ids", at_least=1
     )
 
+    security: NodeSecurity = section(NodeSecurity)
+    listener_name: dict[str, str] = field(default_factory=dict, kw_only=True)
+    """Settings of single listeners (`listener.name.*` without the prefix)."""
     rsm_config: dict[str, str] = field(default_factory=dict, kw_only=True)
     """Settings of the remote storage manager (`rsm.config.*` without the prefix)."""
     rlmm_config: dict[str, str] = field(default_factory=dict, kw_only=True)
@@ -498,9 +503,8 @@ class ServerConfig:
             raise ConfigError(f"a controller needs the listener {wanted!r} in listeners")
         if self.is_broker and not self.broker_listeners():
             raise ConfigError("a broker needs a listener beside those in controller.listener.names")
-        if self.is_broker:
-            self._check_inter_broker_listener()
         self.voters()
+        check_listeners(self)
         if self.log_cleaner_min_compaction_lag_ms > self.log_cleaner_max_compaction_lag_ms:
             raise ConfigError(
                 "log.cleaner.min.compaction.lag.ms is above log.cleaner.max.compaction.lag.ms"
@@ -509,19 +513,6 @@ class ServerConfig:
             raise ConfigError(
                 "auto.create.topics.enable=true: topics are not created by asking for them; create"
                 " them (tidemark topics create, or an Admin), and leave this setting out"
-            )
-
-    def _check_inter_broker_listener(self) -> None:
-        name = self.inter_broker_listener_name.upper()
-        if name and name in self.controller_listener_names:
-            raise ConfigError(
-                f"inter.broker.listener.name={name} is in controller.listener.names: name a"
-                " listener that serves brokers"
-            )
-        if name and name not in self.broker_listeners():
-            raise ConfigError(
-                f"inter.broker.listener.name={name} is not a listener of this broker; the valid"
-                f" options by listeners are {', '.join(self.broker_listeners())}"
             )
 
     @property
@@ -545,11 +536,11 @@ class ServerConfig:
         """The endpoints this node listens on, by listener name; an empty host means every
         interface.
         """
-        return _parse_listeners("listeners", self.listeners)
+        return parse_listeners("listeners", self.listeners)
 
     def advertised_endpoints(self) -> dict[str, Endpoint]:
         """The endpoints given to clients and other nodes: advertised.listeners over listeners."""
-        return self.listener_endpoints() | _parse_listeners(
+        return self.listener_endpoints() | parse_listeners(
             "advertised.listeners", self.advertised_listeners
         )
 
@@ -568,6 +559,15 @@ class ServerConfig:
         default = "PLAINTEXT" if "PLAINTEXT" in names else names[0]
         return self.inter_broker_listener_name.upper() or default
 
+    def security_of(self, listener: str) -> ListenerSecurity:
+        """How a listener is secured. Raises ConfigError."""
+        return self.security.of_listener(listener, self.listener_name)
+
+    def channel_security(self, listener: str) -> ClientSecurity:
+        """How this node connects to others on a listener: with the key of its own one there."""
+        protocol = self.security.protocol_of(listener)
+        return ClientSecurity(security_protocol=protocol, ssl=self.security_of(listener).ssl)
+
     def voters(self) -> dict[int, Endpoint]:
         """The voters of controller.quorum.voters by node id. Raises ConfigError."""
         found: dict[int, Endpoint] = {}
@@ -582,14 +582,3 @@ class ServerConfig:
                     f"controller.quorum.voters: {text!r} is not id@host:port"
                 ) from None
         return found
-
-
-def _parse_listeners(key: str, texts: tuple[str, ...]) -> dict[str, Endpoint]:
-    found: dict[str, Endpoint] = {}
-    for text in texts:
-        name, separator, address = text.partition("://")
-        host, colon, port = address.rpartition(":")
-        if not separator or not name or not colon or not port.isdigit():
-            raise ConfigError(f"{key}: {text!r} is not NAME://host:port")
-        found[name.upper()] = Endpoint(host.strip("[]"), int(port))
-    return found

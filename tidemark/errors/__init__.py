@@ -117,6 +117,39 @@ from tidemark.errors.coordinators import (
 from tidemark.errors.coordinators import (
     UnsupportedAssignorError as UnsupportedAssignorError,
 )
+from tidemark.errors.security import (
+    ClusterAuthorizationFailedError as ClusterAuthorizationFailedError,
+)
+from tidemark.errors.security import (
+    DuplicateResourceError as DuplicateResourceError,
+)
+from tidemark.errors.security import (
+    GroupAuthorizationFailedError as GroupAuthorizationFailedError,
+)
+from tidemark.errors.security import (
+    IllegalSaslStateError as IllegalSaslStateError,
+)
+from tidemark.errors.security import (
+    ResourceNotFoundError as ResourceNotFoundError,
+)
+from tidemark.errors.security import (
+    SaslAuthenticationError as SaslAuthenticationError,
+)
+from tidemark.errors.security import (
+    SecurityDisabledError as SecurityDisabledError,
+)
+from tidemark.errors.security import (
+    TopicAuthorizationFailedError as TopicAuthorizationFailedError,
+)
+from tidemark.errors.security import (
+    TransactionalIdAuthorizationFailedError as TransactionalIdAuthorizationFailedError,
+)
+from tidemark.errors.security import (
+    UnacceptableCredentialError as UnacceptableCredentialError,
+)
+from tidemark.errors.security import (
+    UnsupportedSaslMechanismError as UnsupportedSaslMechanismError,
+)
 
 
 class UnknownServerError(ApiError):
@@ -225,12 +258,6 @@ class InvalidRequiredAcksError(ApiError):
     """acks is none of 0, 1 and -1 (all)."""
 
     code = ErrorCode.INVALID_REQUIRED_ACKS
-
-
-class ClusterAuthorizationFailedError(ApiError):
-    """Not authorised for this operation on the cluster."""
-
-    code = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
 
 
 class InvalidTimestampError(ApiError):
@@ -438,18 +465,6 @@ class ProducerFencedError(ApiError):
     """A newer producer with the same transactional id exists."""
 
     code = ErrorCode.PRODUCER_FENCED
-
-
-class ResourceNotFoundError(ApiError):
-    """The resource does not exist."""
-
-    code = ErrorCode.RESOURCE_NOT_FOUND
-
-
-class DuplicateResourceError(ApiError):
-    """The resource exists already."""
-
-    code = ErrorCode.DUPLICATE_RESOURCE
 
 
 class InconsistentVoterSetError(ApiError):

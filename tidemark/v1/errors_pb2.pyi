@@ -74,8 +74,15 @@ class _ErrorCodeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorCode.V
     REBALANCE_IN_PROGRESS: _ErrorCode.ValueType  # 27
     INVALID_COMMIT_OFFSET_SIZE: _ErrorCode.ValueType  # 28
     """commit fewer at once"""
+    TOPIC_AUTHORIZATION_FAILED: _ErrorCode.ValueType  # 29
+    """the user lacks an ACL: ask an administrator"""
+    GROUP_AUTHORIZATION_FAILED: _ErrorCode.ValueType  # 30
     CLUSTER_AUTHORIZATION_FAILED: _ErrorCode.ValueType  # 31
     INVALID_TIMESTAMP: _ErrorCode.ValueType  # 32
+    UNSUPPORTED_SASL_MECHANISM: _ErrorCode.ValueType  # 33
+    """log in by one that the answer names"""
+    ILLEGAL_SASL_STATE: _ErrorCode.ValueType  # 34
+    """begin the login anew"""
     UNSUPPORTED_VERSION: _ErrorCode.ValueType  # 35
     TOPIC_ALREADY_EXISTS: _ErrorCode.ValueType  # 36
     INVALID_PARTITIONS: _ErrorCode.ValueType  # 37
@@ -99,10 +106,15 @@ class _ErrorCodeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorCode.V
     CONCURRENT_TRANSACTIONS: _ErrorCode.ValueType  # 51
     """retry: the last transaction is being ended"""
     TRANSACTION_COORDINATOR_FENCED: _ErrorCode.ValueType  # 52
+    TRANSACTIONAL_ID_AUTHORIZATION_FAILED: _ErrorCode.ValueType  # 53
+    SECURITY_DISABLED: _ErrorCode.ValueType  # 54
+    """the node has no authorizer"""
     OPERATION_NOT_ATTEMPTED: _ErrorCode.ValueType  # 55
     KAFKA_STORAGE_ERROR: _ErrorCode.ValueType  # 56
     """refresh and retry: a disk failed, another replica takes over"""
     LOG_DIR_NOT_FOUND: _ErrorCode.ValueType  # 57
+    SASL_AUTHENTICATION_FAILED: _ErrorCode.ValueType  # 58
+    """wrong name, password or token"""
     UNKNOWN_PRODUCER_ID: _ErrorCode.ValueType  # 59
     REASSIGNMENT_IN_PROGRESS: _ErrorCode.ValueType  # 60
     NON_EMPTY_GROUP: _ErrorCode.ValueType  # 68
@@ -137,6 +149,7 @@ class _ErrorCodeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorCode.V
     PRODUCER_FENCED: _ErrorCode.ValueType  # 90
     RESOURCE_NOT_FOUND: _ErrorCode.ValueType  # 91
     DUPLICATE_RESOURCE: _ErrorCode.ValueType  # 92
+    UNACCEPTABLE_CREDENTIAL: _ErrorCode.ValueType  # 93
     INCONSISTENT_VOTER_SET: _ErrorCode.ValueType  # 94
     INVALID_UPDATE_VERSION: _ErrorCode.ValueType  # 95
     FEATURE_UPDATE_FAILED: _ErrorCode.ValueType  # 96
@@ -216,8 +229,15 @@ INVALID_SESSION_TIMEOUT: ErrorCode.ValueType  # 26
 REBALANCE_IN_PROGRESS: ErrorCode.ValueType  # 27
 INVALID_COMMIT_OFFSET_SIZE: ErrorCode.ValueType  # 28
 """commit fewer at once"""
+TOPIC_AUTHORIZATION_FAILED: ErrorCode.ValueType  # 29
+"""the user lacks an ACL: ask an administrator"""
+GROUP_AUTHORIZATION_FAILED: ErrorCode.ValueType  # 30
 CLUSTER_AUTHORIZATION_FAILED: ErrorCode.ValueType  # 31
 INVALID_TIMESTAMP: ErrorCode.ValueType  # 32
+UNSUPPORTED_SASL_MECHANISM: ErrorCode.ValueType  # 33
+"""log in by one that the answer names"""
+ILLEGAL_SASL_STATE: ErrorCode.ValueType  # 34
+"""begin the login anew"""
 UNSUPPORTED_VERSION: ErrorCode.ValueType  # 35
 TOPIC_ALREADY_EXISTS: ErrorCode.ValueType  # 36
 INVALID_PARTITIONS: ErrorCode.ValueType  # 37
@@ -241,10 +261,15 @@ INVALID_TRANSACTION_TIMEOUT: ErrorCode.ValueType  # 50
 CONCURRENT_TRANSACTIONS: ErrorCode.ValueType  # 51
 """retry: the last transaction is being ended"""
 TRANSACTION_COORDINATOR_FENCED: ErrorCode.ValueType  # 52
+TRANSACTIONAL_ID_AUTHORIZATION_FAILED: ErrorCode.ValueType  # 53
+SECURITY_DISABLED: ErrorCode.ValueType  # 54
+"""the node has no authorizer"""
 OPERATION_NOT_ATTEMPTED: ErrorCode.ValueType  # 55
 KAFKA_STORAGE_ERROR: ErrorCode.ValueType  # 56
 """refresh and retry: a disk failed, another replica takes over"""
 LOG_DIR_NOT_FOUND: ErrorCode.ValueType  # 57
+SASL_AUTHENTICATION_FAILED: ErrorCode.ValueType  # 58
+"""wrong name, password or token"""
 UNKNOWN_PRODUCER_ID: ErrorCode.ValueType  # 59
 REASSIGNMENT_IN_PROGRESS: ErrorCode.ValueType  # 60
 NON_EMPTY_GROUP: ErrorCode.ValueType  # 68
@@ -279,6 +304,7 @@ THROTTLING_QUOTA_EXCEEDED: ErrorCode.ValueType  # 89
 PRODUCER_FENCED: ErrorCode.ValueType  # 90
 RESOURCE_NOT_FOUND: ErrorCode.ValueType  # 91
 DUPLICATE_RESOURCE: ErrorCode.ValueType  # 92
+UNACCEPTABLE_CREDENTIAL: ErrorCode.ValueType  # 93
 INCONSISTENT_VOTER_SET: ErrorCode.ValueType  # 94
 INVALID_UPDATE_VERSION: ErrorCode.ValueType  # 95
 FEATURE_UPDATE_FAILED: ErrorCode.ValueType  # 96

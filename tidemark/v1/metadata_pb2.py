@@ -22,10 +22,11 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from tidemark.v1 import acl_pb2 as tidemark_dot_v1_dot_acl__pb2
 from tidemark.v1 import common_pb2 as tidemark_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1atidemark/v1/metadata.proto\x12\x0btidemark.v1\x1a\x18tidemark/v1/common.proto\"\xd4\x06\n\x0eMetadataRecord\x12<\n\x0fregister_broker\x18\x01 \x01(\x0b\x32!.tidemark.v1.RegisterBrokerRecordH\x00\x12@\n\x11unregister_broker\x18\x02 \x01(\x0b\x32#.tidemark.v1.UnregisterBrokerRecordH\x00\x12)\n\x05topic\x18\x03 \x01(\x0b\x32\x18.tidemark.v1.TopicRecordH\x00\x12\x31\n\tpartition\x18\x04 \x01(\x0b\x32\x1c.tidemark.v1.PartitionRecordH\x00\x12+\n\x06\x63onfig\x18\x05 \x01(\x0b\x32\x19.tidemark.v1.ConfigRecordH\x00\x12>\n\x10partition_change\x18\x06 \x01(\x0b\x32\".tidemark.v1.PartitionChangeRecordH\x00\x12Q\n\x1a\x62roker_registration_change\x18\x07 \x01(\x0b\x32+.tidemark.v1.BrokerRegistrationChangeRecordH\x00\x12\x36\n\x0cremove_topic\x18\t \x01(\x0b\x32\x1e.tidemark.v1.RemoveTopicRecordH\x00\x12\x38\n\rfeature_level\x18\x0c \x01(\x0b\x32\x1f.tidemark.v1.FeatureLevelRecordH\x00\x12\x36\n\x0c\x63lient_quota\x18\x0e \x01(\x0b\x32\x1e.tidemark.v1.ClientQuotaRecordH\x00\x12\x36\n\x0cproducer_ids\x18\x0f \x01(\x0b\x32\x1e.tidemark.v1.ProducerIdsRecordH\x00\x12(\n\x05no_op\x18\x14 \x01(\x0b\x32\x17.tidemark.v1.NoOpRecordH\x00\x12\x44\n\x13register_controller\x18\x1b \x01(\x0b\x32%.tidemark.v1.RegisterControllerRecordH\x00\x12H\n\x15unregister_controller\x18\x1c \x01(\x0b\x32\'.tidemark.v1.UnregisterControllerRecordH\x00\x42\x08\n\x06record\"\xff\x01\n\x14RegisterBrokerRecord\x12\x11\n\tbroker_id\x18\x01 \x01(\x05\x12\x16\n\x0eincarnation_id\x18\x02 \x01(\x0c\x12\x14\n\x0c\x62roker_epoch\x18\x03 \x01(\x03\x12)\n\nend_points\x18\x04 \x03(\x0b\x32\x15.tidemark.v1.Endpoint\x12\x0c\n\x04rack\x18\x05 \x01(\t\x12\x0e\n\x06\x66\x65nced\x18\x06 \x01(\x08\x12\x1e\n\x16in_controlled_shutdown\x18\x07 \x01(\x08\x12\x10\n\x08log_dirs\x18\x08 \x03(\x0c\x12+\n\x08\x66\x65\x61tures\x18\t \x03(\x0b\x32\x19.tidemark.v1.FeatureRange\"A\n\x16UnregisterBrokerRecord\x12\x11\n\tbroker_id\x18\x01 \x01(\x05\x12\x14\n\x0c\x62roker_epoch\x18\x02 \x01(\x03\"-\n\x0bTopicRecord\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08topic_id\x18\x02 \x01(\x0c\"\xb9\x02\n\x0fPartitionRecord\x12\x14\n\x0cpartition_id\x18\x01 \x01(\x05\x12\x10\n\x08topic_id\x18\x02 \x01(\x0c\x12\x10\n\x08replicas\x18\x03 \x03(\x05\x12\x0b\n\x03isr\x18\x04 \x03(\x05\x12\x19\n\x11removing_replicas\x18\x05 \x03(\x05\x12\x17\n\x0f\x61\x64\x64ing_replicas\x18\x06 \x03(\x05\x12\x0e\n\x06leader\x18\x07 \x01(\x05\x12\x1d\n\x15leader_recovery_state\x18\x08 \x01(\x05\x12\x14\n\x0cleader_epoch\x18\t \x01(\x05\x12\x17\n\x0fpartition_epoch\x18\n \x01(\x05\x12\x13\n\x0b\x64irectories\x18\x0b \x03(\x0c\x12 \n\x18\x65ligible_leader_replicas\x18\x0c \x03(\x05\x12\x16\n\x0elast_known_elr\x18\r \x03(\x05\"\x16\n\x07NodeIds\x12\x0b\n\x03ids\x18\x01 \x03(\x05\"\xc3\x03\n\x15PartitionChangeRecord\x12\x14\n\x0cpartition_id\x18\x01 \x01(\x05\x12\x10\n\x08topic_id\x18\x02 \x01(\x0c\x12!\n\x03isr\x18\x03 \x01(\x0b\x32\x14.tidemark.v1.NodeIds\x12\x13\n\x06leader\x18\x04 \x01(\x05H\x00\x88\x01\x01\x12&\n\x08replicas\x18\x05 \x01(\x0b\x32\x14.tidemark.v1.NodeIds\x12/\n\x11removing_replicas\x18\x06 \x01(\x0b\x32\x14.tidemark.v1.NodeIds\x12-\n\x0f\x61\x64\x64ing_replicas\x18\x07 \x01(\x0b\x32\x14.tidemark.v1.NodeIds\x12\"\n\x15leader_recovery_state\x18\x08 \x01(\x05H\x01\x88\x01\x01\x12\x36\n\x18\x65ligible_leader_replicas\x18\t \x01(\x0b\x32\x14.tidemark.v1.NodeIds\x12,\n\x0elast_known_elr\x18\n \x01(\x0b\x32\x14.tidemark.v1.NodeIds\x12\x13\n\x0b\x64irectories\x18\x0b \x03(\x0c\x42\t\n\x07_leaderB\x18\n\x16_leader_recovery_state\"h\n\x0c\x43onfigRecord\x12\x15\n\rresource_type\x18\x01 \x01(\x05\x12\x15\n\rresource_name\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x12\n\x05value\x18\x04 \x01(\tH\x00\x88\x01\x01\x42\x08\n\x06_value\"\xbb\x01\n\x1e\x42rokerRegistrationChangeRecord\x12\x11\n\tbroker_id\x18\x01 \x01(\x05\x12\x14\n\x0c\x62roker_epoch\x18\x02 \x01(\x03\x12\x13\n\x06\x66\x65nced\x18\x03 \x01(\x08H\x00\x88\x01\x01\x12#\n\x16in_controlled_shutdown\x18\x04 \x01(\x08H\x01\x88\x01\x01\x12\x10\n\x08log_dirs\x18\x05 \x03(\x0c\x42\t\n\x07_fencedB\x19\n\x17_in_controlled_shutdown\"%\n\x11RemoveTopicRecord\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\"9\n\x12\x46\x65\x61tureLevelRecord\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x15\n\rfeature_level\x18\x02 \x01(\x05\"m\n\x11\x43lientQuotaRecord\x12,\n\x06\x65ntity\x18\x01 \x03(\x0b\x32\x1c.tidemark.v1.QuotaEntityPart\x12\x0b\n\x03key\x18\x02 \x01(\t\x12\r\n\x05value\x18\x03 \x01(\x01\x12\x0e\n\x06remove\x18\x04 \x01(\x08\"V\n\x11ProducerIdsRecord\x12\x11\n\tbroker_id\x18\x01 \x01(\x05\x12\x14\n\x0c\x62roker_epoch\x18\x02 \x01(\x03\x12\x18\n\x10next_producer_id\x18\x03 \x01(\x03\"\x0c\n\nNoOpRecord\"\xa1\x01\n\x18RegisterControllerRecord\x12\x15\n\rcontroller_id\x18\x01 \x01(\x05\x12\x16\n\x0eincarnation_id\x18\x02 \x01(\x0c\x12)\n\nend_points\x18\x03 \x03(\x0b\x32\x15.tidemark.v1.Endpoint\x12+\n\x08\x66\x65\x61tures\x18\x04 \x03(\x0b\x32\x19.tidemark.v1.FeatureRange\"3\n\x1aUnregisterControllerRecord\x12\x15\n\rcontroller_id\x18\x01 \x01(\x05\x42\x18Z\x16tidemark/v1;tidemarkv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1atidemark/v1/metadata.proto\x12\x0btidemark.v1\x1a\x15tidemark/v1/acl.proto\x1a\x18tidemark/v1/common.proto\"\x8e\t\n\x0eMetadataRecord\x12<\n\x0fregister_broker\x18\x01 \x01(\x0b\x32!.tidemark.v1.RegisterBrokerRecordH\x00\x12@\n\x11unregister_broker\x18\x02 \x01(\x0b\x32#.tidemark.v1.UnregisterBrokerRecordH\x00\x12)\n\x05topic\x18\x03 \x01(\x0b\x32\x18.tidemark.v1.TopicRecordH\x00\x12\x31\n\tpartition\x18\x04 \x01(\x0b\x32\x1c.tidemark.v1.PartitionRecordH\x00\x12+\n\x06\x63onfig\x18\x05 \x01(\x0b\x32\x19.tidemark.v1.ConfigRecordH\x00\x12>\n\x10partition_change\x18\x06 \x01(\x0b\x32\".tidemark.v1.PartitionChangeRecordH\x00\x12Q\n\x1a\x62roker_registration_change\x18\x07 \x01(\x0b\x32+.tidemark.v1.BrokerRegistrationChangeRecordH\x00\x12\x36\n\x0cremove_topic\x18\t \x01(\x0b\x32\x1e.tidemark.v1.RemoveTopicRecordH\x00\x12G\n\x15user_scram_credential\x18\x0b \x01(\x0b\x32&.tidemark.v1.UserScramCredentialRecordH\x00\x12\x38\n\rfeature_level\x18\x0c \x01(\x0b\x32\x1f.tidemark.v1.FeatureLevelRecordH\x00\x12\x36\n\x0c\x63lient_quota\x18\x0e \x01(\x0b\x32\x1e.tidemark.v1.ClientQuotaRecordH\x00\x12\x36\n\x0cproducer_ids\x18\x0f \x01(\x0b\x32\x1e.tidemark.v1.ProducerIdsRecordH\x00\x12\x45\n\x14\x61\x63\x63\x65ss_control_entry\x18\x12 \x01(\x0b\x32%.tidemark.v1.AccessControlEntryRecordH\x00\x12R\n\x1bremove_access_control_entry\x18\x13 \x01(\x0b\x32+.tidemark.v1.RemoveAccessControlEntryRecordH\x00\x12(\n\x05no_op\x18\x14 \x01(\x0b\x32\x17.tidemark.v1.NoOpRecordH\x00\x12T\n\x1cremove_user_scram_credential\x18\x16 \x01(\x0b\x32,.tidemark.v1.RemoveUserScramCredentialRecordH\x00\x12\x44\n\x13register_controller\x18\x1b \x01(\x0b\x32%.tidemark.v1.RegisterControllerRecordH\x00\x12H\n\x15unregister_controller\x18\x1c \x01(\x0b\x32\'.tidemark.v1.UnregisterControllerRecordH\x00\x42\x08\n\x06record\"\xff\x01\n\x14RegisterBrokerRecord\x12\x11\n\tbroker_id\x18\x01 \x01(\x05\x12\x16\n\x0eincarnation_id\x18\x02 \x01(\x0c\x12\x14\n\x0c\x62roker_epoch\x18\x03 \x01(\x03\x12)\n\nend_points\x18\x04 \x03(\x0b\x32\x15.tidemark.v1.Endpoint\x12\x0c\n\x04rack\x18\x05 \x01(\t\x12\x0e\n\x06\x66\x65nced\x18\x06 \x01(\x08\x12\x1e\n\x16in_controlled_shutdown\x18\x07 \x01(\x08\x12\x10\n\x08log_dirs\x18\x08 \x03(\x0c\x12+\n\x08\x66\x65\x61tures\x18\t \x03(\x0b\x32\x19.tidemark.v1.FeatureRange\"A\n\x16UnregisterBrokerRecord\x12\x11\n\tbroker_id\x18\x01 \x01(\x05\x12\x14\n\x0c\x62roker_epoch\x18\x02 \x01(\x03\"-\n\x0bTopicRecord\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08topic_id\x18\x02 \x01(\x0c\"\xb9\x02\n\x0fPartitionRecord\x12\x14\n\x0cpartition_id\x18\x01 \x01(\x05\x12\x10\n\x08topic_id\x18\x02 \x01(\x0c\x12\x10\n\x08replicas\x18\x03 \x03(\x05\x12\x0b\n\x03isr\x18\x04 \x03(\x05\x12\x19\n\x11removing_replicas\x18\x05 \x03(\x05\x12\x17\n\x0f\x61\x64\x64ing_replicas\x18\x06 \x03(\x05\x12\x0e\n\x06leader\x18\x07 \x01(\x05\x12\x1d\n\x15leader_recovery_state\x18\x08 \x01(\x05\x12\x14\n\x0cleader_epoch\x18\t \x01(\x05\x12\x17\n\x0fpartition_epoch\x18\n \x01(\x05\x12\x13\n\x0b\x64irectories\x18\x0b \x03(\x0c\x12 \n\x18\x65ligible_leader_replicas\x18\x0c \x03(\x05\x12\x16\n\x0elast_known_elr\x18\r \x03(\x05\"\x16\n\x07NodeIds\x12\x0b\n\x03ids\x18\x01 \x03(\x05\"\xc3\x03\n\x15PartitionChangeRecord\x12\x14\n\x0cpartition_id\x18\x01 \x01(\x05\x12\x10\n\x08topic_id\x18\x02 \x01(\x0c\x12!\n\x03isr\x18\x03 \x01(\x0b\x32\x14.tidemark.v1.NodeIds\x12\x13\n\x06leader\x18\x04 \x01(\x05H\x00\x88\x01\x01\x12&\n\x08replicas\x18\x05 \x01(\x0b\x32\x14.tidemark.v1.NodeIds\x12/\n\x11removing_replicas\x18\x06 \x01(\x0b\x32\x14.tidemark.v1.NodeIds\x12-\n\x0f\x61\x64\x64ing_replicas\x18\x07 \x01(\x0b\x32\x14.tidemark.v1.NodeIds\x12\"\n\x15leader_recovery_state\x18\x08 \x01(\x05H\x01\x88\x01\x01\x12\x36\n\x18\x65ligible_leader_replicas\x18\t \x01(\x0b\x32\x14.tidemark.v1.NodeIds\x12,\n\x0elast_known_elr\x18\n \x01(\x0b\x32\x14.tidemark.v1.NodeIds\x12\x13\n\x0b\x64irectories\x18\x0b \x03(\x0c\x42\t\n\x07_leaderB\x18\n\x16_leader_recovery_state\"h\n\x0c\x43onfigRecord\x12\x15\n\rresource_type\x18\x01 \x01(\x05\x12\x15\n\rresource_name\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x12\n\x05value\x18\x04 \x01(\tH\x00\x88\x01\x01\x42\x08\n\x06_value\"\xbb\x01\n\x1e\x42rokerRegistrationChangeRecord\x12\x11\n\tbroker_id\x18\x01 \x01(\x05\x12\x14\n\x0c\x62roker_epoch\x18\x02 \x01(\x03\x12\x13\n\x06\x66\x65nced\x18\x03 \x01(\x08H\x00\x88\x01\x01\x12#\n\x16in_controlled_shutdown\x18\x04 \x01(\x08H\x01\x88\x01\x01\x12\x10\n\x08log_dirs\x18\x05 \x03(\x0c\x42\t\n\x07_fencedB\x19\n\x17_in_controlled_shutdown\"%\n\x11RemoveTopicRecord\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\"9\n\x12\x46\x65\x61tureLevelRecord\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x15\n\rfeature_level\x18\x02 \x01(\x05\"m\n\x11\x43lientQuotaRecord\x12,\n\x06\x65ntity\x18\x01 \x03(\x0b\x32\x1c.tidemark.v1.QuotaEntityPart\x12\x0b\n\x03key\x18\x02 \x01(\t\x12\r\n\x05value\x18\x03 \x01(\x01\x12\x0e\n\x06remove\x18\x04 \x01(\x08\"V\n\x11ProducerIdsRecord\x12\x11\n\tbroker_id\x18\x01 \x01(\x05\x12\x14\n\x0c\x62roker_epoch\x18\x02 \x01(\x03\x12\x18\n\x10next_producer_id\x18\x03 \x01(\x03\"\x0c\n\nNoOpRecord\"\xa1\x01\n\x18RegisterControllerRecord\x12\x15\n\rcontroller_id\x18\x01 \x01(\x05\x12\x16\n\x0eincarnation_id\x18\x02 \x01(\x0c\x12)\n\nend_points\x18\x03 \x03(\x0b\x32\x15.tidemark.v1.Endpoint\x12+\n\x08\x66\x65\x61tures\x18\x04 \x03(\x0b\x32\x19.tidemark.v1.FeatureRange\"3\n\x1aUnregisterControllerRecord\x12\x15\n\rcontroller_id\x18\x01 \x01(\x05\"\xa3\x01\n\x19UserScramCredentialRecord\x12\x0c\n\x04name\x18\x01 \x01(\t\x12.\n\tmechanism\x18\x02 \x01(\x0e\x32\x1b.tidemark.v1.ScramMechanism\x12\x0c\n\x04salt\x18\x03 \x01(\x0c\x12\x12\n\nstored_key\x18\x04 \x01(\x0c\x12\x12\n\nserver_key\x18\x05 \x01(\x0c\x12\x12\n\niterations\x18\x06 \x01(\x05\"_\n\x1fRemoveUserScramCredentialRecord\x12\x0c\n\x04name\x18\x01 \x01(\t\x12.\n\tmechanism\x18\x02 \x01(\x0e\x32\x1b.tidemark.v1.ScramMechanism\"P\n\x18\x41\x63\x63\x65ssControlEntryRecord\x12\n\n\x02id\x18\x01 \x01(\x0c\x12(\n\x07\x62inding\x18\x02 \x01(\x0b\x32\x17.tidemark.v1.AclBinding\",\n\x1eRemoveAccessControlEntryRecord\x12\n\n\x02id\x18\x01 \x01(\x0c\x42\x18Z\x16tidemark/v1;tidemarkv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,36 +34,44 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tidemark.v1.metadata_pb2', 
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'Z\026tidemark/v1;tidemarkv1'
-  _globals['_METADATARECORD']._serialized_start=70
-  _globals['_METADATARECORD']._serialized_end=922
-  _globals['_REGISTERBROKERRECORD']._serialized_start=925
-  _globals['_REGISTERBROKERRECORD']._serialized_end=1180
-  _globals['_UNREGISTERBROKERRECORD']._serialized_start=1182
-  _globals['_UNREGISTERBROKERRECORD']._serialized_end=1247
-  _globals['_TOPICRECORD']._serialized_start=1249
-  _globals['_TOPICRECORD']._serialized_end=1294
-  _globals['_PARTITIONRECORD']._serialized_start=1297
-  _globals['_PARTITIONRECORD']._serialized_end=1610
-  _globals['_NODEIDS']._serialized_start=1612
-  _globals['_NODEIDS']._serialized_end=1634
-  _globals['_PARTITIONCHANGERECORD']._serialized_start=1637
-  _globals['_PARTITIONCHANGERECORD']._serialized_end=2088
-  _globals['_CONFIGRECORD']._serialized_start=2090
-  _globals['_CONFIGRECORD']._serialized_end=2194
-  _globals['_BROKERREGISTRATIONCHANGERECORD']._serialized_start=2197
-  _globals['_BROKERREGISTRATIONCHANGERECORD']._serialized_end=2384
-  _globals['_REMOVETOPICRECORD']._serialized_start=2386
-  _globals['_REMOVETOPICRECORD']._serialized_end=2423
-  _globals['_FEATURELEVELRECORD']._serialized_start=2425
-  _globals['_FEATURELEVELRECORD']._serialized_end=2482
-  _globals['_CLIENTQUOTARECORD']._serialized_start=2484
-  _globals['_CLIENTQUOTARECORD']._serialized_end=2593
-  _globals['_PRODUCERIDSRECORD']._serialized_start=2595
-  _globals['_PRODUCERIDSRECORD']._serialized_end=2681
-  _globals['_NOOPRECORD']._serialized_start=2683
-  _globals['_NOOPRECORD']._serialized_end=2695
-  _globals['_REGISTERCONTROLLERRECORD']._serialized_start=2698
-  _globals['_REGISTERCONTROLLERRECORD']._serialized_end=2859
-  _globals['_UNREGISTERCONTROLLERRECORD']._serialized_start=2861
-  _globals['_UNREGISTERCONTROLLERRECORD']._serialized_end=2912
+  _globals['_METADATARECORD']._serialized_start=93
+  _globals['_METADATARECORD']._serialized_end=1259
+  _globals['_REGISTERBROKERRECORD']._serialized_start=1262
+  _globals['_REGISTERBROKERRECORD']._serialized_end=1517
+  _globals['_UNREGISTERBROKERRECORD']._serialized_start=1519
+  _globals['_UNREGISTERBROKERRECORD']._serialized_end=1584
+  _globals['_TOPICRECORD']._serialized_start=1586
+  _globals['_TOPICRECORD']._serialized_end=1631
+  _globals['_PARTITIONRECORD']._serialized_start=1634
+  _globals['_PARTITIONRECORD']._serialized_end=1947
+  _globals['_NODEIDS']._serialized_start=1949
+  _globals['_NODEIDS']._serialized_end=1971
+  _globals['_PARTITIONCHANGERECORD']._serialized_start=1974
+  _globals['_PARTITIONCHANGERECORD']._serialized_end=2425
+  _globals['_CONFIGRECORD']._serialized_start=2427
+  _globals['_CONFIGRECORD']._serialized_end=2531
+  _globals['_BROKERREGISTRATIONCHANGERECORD']._serialized_start=2534
+  _globals['_BROKERREGISTRATIONCHANGERECORD']._serialized_end=2721
+  _globals['_REMOVETOPICRECORD']._serialized_start=2723
+  _globals['_REMOVETOPICRECORD']._serialized_end=2760
+  _globals['_FEATURELEVELRECORD']._serialized_start=2762
+  _globals['_FEATURELEVELRECORD']._serialized_end=2819
+  _globals['_CLIENTQUOTARECORD']._serialized_start=2821
+  _globals['_CLIENTQUOTARECORD']._serialized_end=2930
+  _globals['_PRODUCERIDSRECORD']._serialized_start=2932
+  _globals['_PRODUCERIDSRECORD']._serialized_end=3018
+  _globals['_NOOPRECORD']._serialized_start=3020
+  _globals['_NOOPRECORD']._serialized_end=3032
+  _globals['_REGISTERCONTROLLERRECORD']._serialized_start=3035
+  _globals['_REGISTERCONTROLLERRECORD']._serialized_end=3196
+  _globals['_UNREGISTERCONTROLLERRECORD']._serialized_start=3198
+  _globals['_UNREGISTERCONTROLLERRECORD']._serialized_end=3249
+  _globals['_USERSCRAMCREDENTIALRECORD']._serialized_start=3252
+  _globals['_USERSCRAMCREDENTIALRECORD']._serialized_end=3415
+  _globals['_REMOVEUSERSCRAMCREDENTIALRECORD']._serialized_start=3417
+  _globals['_REMOVEUSERSCRAMCREDENTIALRECORD']._serialized_end=3512
+  _globals['_ACCESSCONTROLENTRYRECORD']._serialized_start=3514
+  _globals['_ACCESSCONTROLENTRYRECORD']._serialized_end=3594
+  _globals['_REMOVEACCESSCONTROLENTRYRECORD']._serialized_start=3596
+  _globals['_REMOVEACCESSCONTROLENTRYRECORD']._serialized_end=3640
 # @@protoc_insertion_point(module_scope)

@@ -9,6 +9,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from tidemark.v1 import acl_pb2 as _acl_pb2
 from tidemark.v1 import common_pb2 as _common_pb2
 import builtins as _builtins
 import sys
@@ -33,10 +34,14 @@ class MetadataRecord(_message.Message):
     PARTITION_CHANGE_FIELD_NUMBER: _builtins.int
     BROKER_REGISTRATION_CHANGE_FIELD_NUMBER: _builtins.int
     REMOVE_TOPIC_FIELD_NUMBER: _builtins.int
+    USER_SCRAM_CREDENTIAL_FIELD_NUMBER: _builtins.int
     FEATURE_LEVEL_FIELD_NUMBER: _builtins.int
     CLIENT_QUOTA_FIELD_NUMBER: _builtins.int
     PRODUCER_IDS_FIELD_NUMBER: _builtins.int
+    ACCESS_CONTROL_ENTRY_FIELD_NUMBER: _builtins.int
+    REMOVE_ACCESS_CONTROL_ENTRY_FIELD_NUMBER: _builtins.int
     NO_OP_FIELD_NUMBER: _builtins.int
+    REMOVE_USER_SCRAM_CREDENTIAL_FIELD_NUMBER: _builtins.int
     REGISTER_CONTROLLER_FIELD_NUMBER: _builtins.int
     UNREGISTER_CONTROLLER_FIELD_NUMBER: _builtins.int
     @_builtins.property
@@ -56,6 +61,10 @@ class MetadataRecord(_message.Message):
     @_builtins.property
     def remove_topic(self) -> Global___RemoveTopicRecord: ...
     @_builtins.property
+    def user_scram_credential(self) -> Global___UserScramCredentialRecord:
+        """since metadata.version 4"""
+
+    @_builtins.property
     def feature_level(self) -> Global___FeatureLevelRecord: ...
     @_builtins.property
     def client_quota(self) -> Global___ClientQuotaRecord:
@@ -64,7 +73,19 @@ class MetadataRecord(_message.Message):
     @_builtins.property
     def producer_ids(self) -> Global___ProducerIdsRecord: ...
     @_builtins.property
+    def access_control_entry(self) -> Global___AccessControlEntryRecord:
+        """since metadata.version 4"""
+
+    @_builtins.property
+    def remove_access_control_entry(self) -> Global___RemoveAccessControlEntryRecord:
+        """since metadata.version 4"""
+
+    @_builtins.property
     def no_op(self) -> Global___NoOpRecord: ...
+    @_builtins.property
+    def remove_user_scram_credential(self) -> Global___RemoveUserScramCredentialRecord:
+        """since metadata.version 4"""
+
     @_builtins.property
     def register_controller(self) -> Global___RegisterControllerRecord:
         """since metadata.version 2"""
@@ -84,18 +105,22 @@ class MetadataRecord(_message.Message):
         partition_change: Global___PartitionChangeRecord | None = ...,
         broker_registration_change: Global___BrokerRegistrationChangeRecord | None = ...,
         remove_topic: Global___RemoveTopicRecord | None = ...,
+        user_scram_credential: Global___UserScramCredentialRecord | None = ...,
         feature_level: Global___FeatureLevelRecord | None = ...,
         client_quota: Global___ClientQuotaRecord | None = ...,
         producer_ids: Global___ProducerIdsRecord | None = ...,
+        access_control_entry: Global___AccessControlEntryRecord | None = ...,
+        remove_access_control_entry: Global___RemoveAccessControlEntryRecord | None = ...,
         no_op: Global___NoOpRecord | None = ...,
+        remove_user_scram_credential: Global___RemoveUserScramCredentialRecord | None = ...,
         register_controller: Global___RegisterControllerRecord | None = ...,
         unregister_controller: Global___UnregisterControllerRecord | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["broker_registration_change", b"broker_registration_change", "client_quota", b"client_quota", "config", b"config", "feature_level", b"feature_level", "no_op", b"no_op", "partition", b"partition", "partition_change", b"partition_change", "producer_ids", b"producer_ids", "record", b"record", "register_broker", b"register_broker", "register_controller", b"register_controller", "remove_topic", b"remove_topic", "topic", b"topic", "unregister_broker", b"unregister_broker", "unregister_controller", b"unregister_controller"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["access_control_entry", b"access_control_entry", "broker_registration_change", b"broker_registration_change", "client_quota", b"client_quota", "config", b"config", "feature_level", b"feature_level", "no_op", b"no_op", "partition", b"partition", "partition_change", b"partition_change", "producer_ids", b"producer_ids", "record", b"record", "register_broker", b"register_broker", "register_controller", b"register_controller", "remove_access_control_entry", b"remove_access_control_entry", "remove_topic", b"remove_topic", "remove_user_scram_credential", b"remove_user_scram_credential", "topic", b"topic", "unregister_broker", b"unregister_broker", "unregister_controller", b"unregister_controller", "user_scram_credential", b"user_scram_credential"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_registration_change", b"broker_registration_change", "client_quota", b"client_quota", "config", b"config", "feature_level", b"feature_level", "no_op", b"no_op", "partition", b"partition", "partition_change", b"partition_change", "producer_ids", b"producer_ids", "record", b"record", "register_broker", b"register_broker", "register_controller", b"register_controller", "remove_topic", b"remove_topic", "topic", b"topic", "unregister_broker", b"unregister_broker", "unregister_controller", b"unregister_controller"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["access_control_entry", b"access_control_entry", "broker_registration_change", b"broker_registration_change", "client_quota", b"client_quota", "config", b"config", "feature_level", b"feature_level", "no_op", b"no_op", "partition", b"partition", "partition_change", b"partition_change", "producer_ids", b"producer_ids", "record", b"record", "register_broker", b"register_broker", "register_controller", b"register_controller", "remove_access_control_entry", b"remove_access_control_entry", "remove_topic", b"remove_topic", "remove_user_scram_credential", b"remove_user_scram_credential", "topic", b"topic", "unregister_broker", b"unregister_broker", "unregister_controller", b"unregister_controller", "user_scram_credential", b"user_scram_credential"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_record: _TypeAlias = _typing.Literal["register_broker", "unregister_broker", "topic", "partition", "config", "partition_change", "broker_registration_change", "remove_topic", "feature_level", "client_quota", "producer_ids", "no_op", "register_controller", "unregister_controller"]  # noqa: Y015
+    _WhichOneofReturnType_record: _TypeAlias = _typing.Literal["register_broker", "unregister_broker", "topic", "partition", "config", "partition_change", "broker_registration_change", "remove_topic", "user_scram_credential", "feature_level", "client_quota", "producer_ids", "access_control_entry", "remove_access_control_entry", "no_op", "remove_user_scram_credential", "register_controller", "unregister_controller"]  # noqa: Y015
     _WhichOneofArgType_record: _TypeAlias = _typing.Literal["record", b"record"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_record) -> _WhichOneofReturnType_record | None: ...
 
@@ -588,3 +613,104 @@ class UnregisterControllerRecord(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___UnregisterControllerRecord: _TypeAlias = UnregisterControllerRecord  # noqa: Y015
+
+@_typing.final
+class UserScramCredentialRecord(_message.Message):
+    """What a password is checked by; the password can not be told from it (RFC 5802)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    MECHANISM_FIELD_NUMBER: _builtins.int
+    SALT_FIELD_NUMBER: _builtins.int
+    STORED_KEY_FIELD_NUMBER: _builtins.int
+    SERVER_KEY_FIELD_NUMBER: _builtins.int
+    ITERATIONS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    mechanism: _acl_pb2.ScramMechanism.ValueType
+    salt: _builtins.bytes
+    stored_key: _builtins.bytes
+    server_key: _builtins.bytes
+    iterations: _builtins.int
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        mechanism: _acl_pb2.ScramMechanism.ValueType = ...,
+        salt: _builtins.bytes = ...,
+        stored_key: _builtins.bytes = ...,
+        server_key: _builtins.bytes = ...,
+        iterations: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["iterations", b"iterations", "mechanism", b"mechanism", "name", b"name", "salt", b"salt", "server_key", b"server_key", "stored_key", b"stored_key"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UserScramCredentialRecord: _TypeAlias = UserScramCredentialRecord  # noqa: Y015
+
+@_typing.final
+class RemoveUserScramCredentialRecord(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    MECHANISM_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    mechanism: _acl_pb2.ScramMechanism.ValueType
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        mechanism: _acl_pb2.ScramMechanism.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["mechanism", b"mechanism", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RemoveUserScramCredentialRecord: _TypeAlias = RemoveUserScramCredentialRecord  # noqa: Y015
+
+@_typing.final
+class AccessControlEntryRecord(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    BINDING_FIELD_NUMBER: _builtins.int
+    id: _builtins.bytes
+    """16 bytes"""
+    @_builtins.property
+    def binding(self) -> _acl_pb2.AclBinding: ...
+    def __init__(
+        self,
+        *,
+        id: _builtins.bytes = ...,
+        binding: _acl_pb2.AclBinding | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["binding", b"binding"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["binding", b"binding", "id", b"id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AccessControlEntryRecord: _TypeAlias = AccessControlEntryRecord  # noqa: Y015
+
+@_typing.final
+class RemoveAccessControlEntryRecord(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    id: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        id: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RemoveAccessControlEntryRecord: _TypeAlias = RemoveAccessControlEntryRecord  # noqa: Y015

@@ -9,13 +9,15 @@ views into the received bytes, and `encode_*` takes buffers and joins them once.
     produce, fetch    the messages as dataclasses, and their codecs
     primitives   the protobuf wire format
     exchange     ordered requests and answers over one open call
+    credentials  keys and certificates of connections
     network      channels and servers: gRPC's, or those of a simulation
     metering     counts of requests by API
     rpcs         paths and message classes of the unary RPCs, from the protobuf descriptors
 
-Clients and nodes import what is listed here, and the modules `exchange`, `metering`, `network` and
-`rpcs`. Only the first three import gRPC. The room promises that malformed input raises
-InvalidRequestError and no other exception, and that every length is checked before it is used.
+Clients and nodes import what is listed here, and the modules `exchange`, `metering`, `network`,
+`credentials` and `rpcs`. All but the last import gRPC. The room promises that malformed input
+raises InvalidRequestError and no other exception, and that every length is checked before it is
+used.
 """
 
 from __future__ import annotations

@@ -8,12 +8,17 @@ gRPC.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakKeyDictionary
 
 import grpc.aio
 
+from tidemark.config.security import NO_SECURITY, ClientSecurity
 from tidemark.surroundings import surroundings
 from tidemark.wire.channel import CHANNEL_OPTIONS, RECONNECT_OPTIONS
+
+if TYPE_CHECKING:
+    from tidemark.wire.credentials import Stamp
 
 
 class Network(Protocol):
@@ -24,20 +29,54 @@ class Network(Protocol):
     def server(self) -> Any: ...
 
 
-def open_channel(address: str, options: Sequence[tuple[str, Any]] = ()) -> grpc.aio.Channel:
-    """A channel to `host:port`, with `options` beside those of every channel."""
-    network: Network | None = surroundings().network
-    if network is not None:
-        simulated: grpc.aio.Channel = network.channel(address)
-        return simulated
-    every = [*CHANNEL_OPTIONS, *RECONNECT_OPTIONS]
-    return grpc.aio.insecure_channel(address, options=[*every, *options])
+class Channels:
+    """Opens the channels of one owner, which are secured alike."""
+
+    def __init__(self, security: ClientSecurity | None = None) -> None:
+        """`security` of None: that of the process, which the command line sets."""
+        self.security: ClientSecurity = security or surroundings().security or NO_SECURITY
+        self._stamps: WeakKeyDictionary[Any, Stamp] = WeakKeyDictionary()
+
+    def open(self, address: str, options: Sequence[tuple[str, Any]] = ()) -> grpc.aio.Channel:
+        """A channel to `host:port`, with `options` beside those of every channel.
+
+        Raises ConfigError for a key or certificate that can not be read.
+        """
+        network: Network | None = surroundings().network
+        if network is not None:
+            simulated: grpc.aio.Channel = network.channel(address)
+            return simulated
+        every = [*CHANNEL_OPTIONS, *RECONNECT_OPTIONS, *options]
+        if not self.security.uses_ssl:
+            return grpc.aio.insecure_channel(address, options=every)
+        from tidemark.wire.credentials import channel_credentials, stamp_of
+
+        stamp = stamp_of(self.security.ssl)
+        credentials = channel_credentials(self.security.ssl)
+        channel = grpc.aio.secure_channel(address, credentials, options=every)
+        self._stamps[channel] = stamp
+        return channel
+
+    def is_outdated(self, channel: grpc.aio.Channel) -> bool:
+        """Whether key files changed since the channel was opened: ask after a failure."""
+        stamp = self._stamps.get(channel)
+        if stamp is None:
+            return False
+        from tidemark.wire.credentials import stamp_of
+
+        return stamp != stamp_of(self.security.ssl)
 
 
-def make_server(options: Mapping[str, int] | None = None) -> grpc.aio.Server:
-    """A server without services and ports; `options` go over those of every server."""
+def make_server(
+    options: Mapping[str, int] | None = None, interceptors: Sequence[Any] = ()
+) -> grpc.aio.Server:
+    """A server without services and ports; `options` go over those of every server.
+
+    `interceptors` see each call, of whatever service.
+    """
     network: Network | None = surroundings().network
     if network is not None:
         simulated: grpc.aio.Server = network.server()
         return simulated
-    return grpc.aio.server(options=list((dict(CHANNEL_OPTIONS) | dict(options or {})).items()))
+    every = dict(CHANNEL_OPTIONS) | dict(options or {})
+    return grpc.aio.server(options=list(every.items()), interceptors=list(interceptors))

@@ -6,6 +6,7 @@ Clients and servers take paths and message classes from here, so an RPC is writt
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from google.protobuf.descriptor import ServiceDescriptor
@@ -39,3 +40,13 @@ def rpcs_of(service: ServiceDescriptor) -> tuple[Rpc, ...]:
 
 ADMIN: ServiceDescriptor = admin_pb2.DESCRIPTOR.services_by_name["Admin"]
 CONTROLLER: ServiceDescriptor = controller_pb2.DESCRIPTOR.services_by_name["Controller"]
+
+
+def every_rpc() -> Iterator[Rpc]:
+    """The RPCs of all services of proto/."""
+    from tidemark.v1 import authentication_pb2, group_pb2, log_pb2, raft_pb2, transaction_pb2
+
+    files = (admin_pb2, controller_pb2, authentication_pb2, group_pb2, log_pb2, raft_pb2)
+    for file in (*files, transaction_pb2):
+        for service in file.DESCRIPTOR.services_by_name.values():
+            yield from rpcs_of(service)

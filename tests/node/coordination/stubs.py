@@ -13,7 +13,7 @@ from tidemark.records import Record, encode_batch
 from tidemark.testing import Cluster
 from tidemark.v1 import admin_pb2, group_pb2, log_pb2
 from tidemark.v1 import transaction_pb2 as pb
-from tidemark.wire.network import open_channel
+from tidemark.wire.network import Channels
 from tidemark.wire.rpcs import Rpc, rpcs_of
 
 T = TypeVar("T")
@@ -41,7 +41,7 @@ class Stubs:
     async def call(self, node_id: int, request: Any) -> Any:
         """The answer of a node. Raises NetworkError."""
         rpc = _RPCS[request.DESCRIPTOR.name.removesuffix("Request")]
-        channel = open_channel(f"node-{node_id}:9092")
+        channel = Channels().open(f"node-{node_id}:9092")
         ask = channel.unary_unary(
             rpc.path,
             request_serializer=rpc.request.SerializeToString,

@@ -25,7 +25,7 @@ SESSION_MS = 9_000
 
 def test_the_first_controller_of_an_empty_log_writes_the_metadata_version() -> None:
     s = Scenario()
-    assert dict(s.image.features) == {"metadata.version": 3}
+    assert dict(s.image.features) == {"metadata.version": 4}
     again = s.core.activate(s.image, 2, s.now_ms)
     assert again.records == []
 

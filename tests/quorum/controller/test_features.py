@@ -36,7 +36,7 @@ def test_a_level_is_set_and_told() -> None:
     answer = admin_answers.describe_features(s.image)
     told = {f.name: (f.level, f.supported_min, f.supported_max) for f in answer.features}
     assert told[ELR_VERSION] == (1, 0, 1)
-    assert told[METADATA_VERSION] == (3, 1, 3)
+    assert told[METADATA_VERSION] == (4, 1, 4)
     assert answer.finalized_features_epoch == s.image.offset
 
 
@@ -45,7 +45,7 @@ def test_a_level_is_set_and_told() -> None:
     [
         ("new.version", 1, Request.UPGRADE),
         (ELR_VERSION, 2, Request.UPGRADE),
-        (METADATA_VERSION, 4, Request.UPGRADE),
+        (METADATA_VERSION, 5, Request.UPGRADE),
         (METADATA_VERSION, 0, Request.UNSAFE_DOWNGRADE),
         (METADATA_VERSION, 1, Request.UPGRADE),
         (ELR_VERSION, 0, Request.UPGRADE),
@@ -98,7 +98,7 @@ def test_a_cluster_of_the_first_level_is_upgraded_and_then_controllers_register(
 def test_a_level_that_a_registered_controller_does_not_support_is_refused() -> None:
     s = Scenario(voters=(1, 2))
     s.register_controller(1)
-    s.register_controller(2, features={METADATA_VERSION: (1, 3)})
+    s.register_controller(2, features={METADATA_VERSION: (1, 4)})
     assert s.set_feature(ELR_VERSION, 1) == ErrorCode.INVALID_UPDATE_VERSION
     assert "controller 2 supports no level" in s.message
     s.register_controller(2, incarnation=2)
@@ -123,7 +123,7 @@ def test_before_controllers_register_voters_do_not_block_the_upgrade_that_lets_t
 def test_a_controller_that_left_blocks_until_it_is_unregistered() -> None:
     s = Scenario(voters=(1,))
     s.register_controller(1)
-    s.register_controller(4, features={METADATA_VERSION: (1, 3)})
+    s.register_controller(4, features={METADATA_VERSION: (1, 4)})
     assert s.set_feature(ELR_VERSION, 1) == ErrorCode.INVALID_UPDATE_VERSION
     assert "controller (no voter) 4" in s.message
     with pytest.raises(InvalidRequestError, match="remove it from the voters first"):
@@ -168,14 +168,14 @@ def test_a_broker_too_old_for_the_cluster_is_not_registered() -> None:
         s.register(1, features={})
     s.set_feature(ELR_VERSION, 1)
     with pytest.raises(UnsupportedVersionError, match=r"eligible.leader.replicas.version at level"):
-        s.register(1, features={METADATA_VERSION: (1, 3)})
+        s.register(1, features={METADATA_VERSION: (1, 4)})
     with pytest.raises(UnsupportedVersionError):
-        s.register(1, features={METADATA_VERSION: (4, 4), ELR_VERSION: (0, 1)})
+        s.register(1, features={METADATA_VERSION: (5, 5), ELR_VERSION: (0, 1)})
 
 
 def test_a_controller_too_old_for_the_cluster_or_of_another_one_is_not_registered() -> None:
     s = Scenario()
-    with pytest.raises(UnsupportedVersionError, match=r"at level 3, controller 2 supports levels"):
+    with pytest.raises(UnsupportedVersionError, match=r"at level 4, controller 2 supports levels"):
         s.register_controller(2, features=OLD)
     with pytest.raises(InconsistentClusterIdError):
         s.register_controller(2, cluster_id="another")
@@ -185,21 +185,21 @@ def test_a_controller_too_old_for_the_cluster_or_of_another_one_is_not_registere
 
 
 def test_a_node_too_old_for_its_log_says_so() -> None:
-    with pytest.raises(UnsupportedVersionError, match=r"levels 1 to 3.*install"):
-        check_supported({METADATA_VERSION: 4}, SUPPORTED, "this node")
+    with pytest.raises(UnsupportedVersionError, match=r"levels 1 to 4.*install"):
+        check_supported({METADATA_VERSION: 5}, SUPPORTED, "this node")
     check_supported({METADATA_VERSION: 1, ELR_VERSION: None}, SUPPORTED, "this node")
 
 
 def test_formatting_takes_a_release_or_levels() -> None:
-    assert first_levels(None, {}) == {METADATA_VERSION: 3, ELR_VERSION: 1}
-    assert first_levels("0.1", {}) == {METADATA_VERSION: 3, ELR_VERSION: 1}
+    assert first_levels(None, {}) == {METADATA_VERSION: 4, ELR_VERSION: 1}
+    assert first_levels("0.1", {}) == {METADATA_VERSION: 4, ELR_VERSION: 1}
     assert first_levels("0.1-IV1", {ELR_VERSION: 0}) == {METADATA_VERSION: 2}
     assert first_levels("0.1-IV0", {}) == {METADATA_VERSION: 1}
     assert first_levels("0.1-IV0", {ELR_VERSION: 1}) == {METADATA_VERSION: 1, ELR_VERSION: 1}
     assert first_levels(None, {METADATA_VERSION: 1, ELR_VERSION: 0}) == {METADATA_VERSION: 1}
     for release, levels in (
         ("9.9", {}),
-        (None, {METADATA_VERSION: 4}),
+        (None, {METADATA_VERSION: 5}),
         (None, {METADATA_VERSION: 0}),
         (None, {"new.version": 1}),
         ("0.1", {METADATA_VERSION: 1}),
@@ -263,7 +263,7 @@ def test_the_minimum_of_the_cluster_is_written_by_eligible_replicas_switched_on_
 
 def test_the_level_in_effect_can_be_set_whoever_stands_in_the_way_of_others() -> None:
     s = Scenario(voters=(1, 2))
-    assert s.set_feature(METADATA_VERSION, 3) == 0
+    assert s.set_feature(METADATA_VERSION, 4) == 0
     assert s.written == []
     assert s.set_feature(ELR_VERSION, 1) == ErrorCode.INVALID_UPDATE_VERSION
 
@@ -280,11 +280,11 @@ def test_a_refusal_names_five_nodes_and_counts_the_others(nodes: int, told: str)
 
 def test_a_level_that_has_records_for_controllers_forgets_none() -> None:
     s = Scenario(voters=(1,))
-    s.register_controller(1, features={METADATA_VERSION: (1, 3)})
+    s.register_controller(1, features={METADATA_VERSION: (1, 4)})
     assert s.set_feature(METADATA_VERSION, 2, Request.SAFE_DOWNGRADE) == 0
     with pytest.MonkeyPatch.context() as patched:
-        patched.setitem(SUPPORTED, METADATA_VERSION, LevelRange(1, 3))  # type: ignore[index]
-        assert s.set_feature(METADATA_VERSION, 3) == 0
+        patched.setitem(SUPPORTED, METADATA_VERSION, LevelRange(1, 4))  # type: ignore[index]
+        assert s.set_feature(METADATA_VERSION, 4) == 0
         assert s.set_feature(METADATA_VERSION, 2, Request.SAFE_DOWNGRADE) == 0
     assert sorted(s.image.controllers) == [1]
 

@@ -14,6 +14,8 @@ from quorum.image import (
 from quorum.image import records as r
 from quorum.image.types import LeaderRecoveryState
 from tidemark.quotas.entities import QuotaEntity
+from tidemark.security.acls import AclBinding
+from tidemark.security.scram import credential_of
 from tidemark.types import Listener
 from tidemark.v1 import metadata_pb2 as pb
 
@@ -34,7 +36,7 @@ class History:
     def _one(self) -> pb.MetadataRecord:
         self._offset += 1
         makers = [self._register, self._topic, self._config, self._feature, self._producer_ids]
-        makers += [self._controller, self._client_quota]
+        makers += [self._controller, self._client_quota, self._acl, self._scram_user]
         if self._brokers:
             makers += [self._change_broker, self._unregister]
         if self._topics:
@@ -160,6 +162,16 @@ class History:
         )
         key = self._rng.choice(["producer_byte_rate", "request_percentage"])
         return r.client_quota_record(entity, key, self._rng.choice([None, 1.0, 2.5]))
+
+    def _acl(self) -> pb.MetadataRecord:
+        acl_id = UUID(int=self._rng.randrange(6), version=4)
+        kind, name, pattern = self._rng.choice([(2, "t", 3), (3, "g", 4), (4, "kafka-cluster", 3)])
+        binding = AclBinding(kind, name, pattern, "User:a", "*", 8, self._rng.choice([2, 3]))
+        return r.acl_record(acl_id, self._rng.choice([None, binding]))
+
+    def _scram_user(self) -> pb.MetadataRecord:
+        credential = credential_of(self._rng.randbytes(64), b"salt", 4096)
+        return r.scram_record(self._rng.choice("ab"), self._rng.choice([None, credential]))
 
     def _producer_ids(self) -> pb.MetadataRecord:
         self._next_producer_id += 1000

@@ -72,10 +72,11 @@ def test_the_tree_has_a_place_for_every_part_of_an_image() -> None:
     parts = {field.name for field in dataclasses.fields(MetadataImage)}
     assert parts - {"offset", "epoch"} == {
         *("brokers", "controllers", "topics", "configs", "features", "next_producer_id"),
-        "client_quotas",
+        *("client_quotas", "acls", "scram_users"),
     }
     assert tree_of(MetadataView(EMPTY_IMAGE)).names() == [
         *(
+            "acls",
             "brokers",
             "clientQuotas",
             "configs",
@@ -83,6 +84,7 @@ def test_the_tree_has_a_place_for_every_part_of_an_image() -> None:
             "features",
             "producerIds",
             "quorum",
+            "scramUsers",
             "topics",
         )
     ]

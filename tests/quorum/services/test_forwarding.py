@@ -75,7 +75,9 @@ class Node:
         }
         add_admin_service(server, AdminNode(cluster_id=CLUSTER_ID, **parts))
 
-    async def _forward(self, method: str, request: Any, timeout_ms: int) -> Any:
+    async def _forward(
+        self, method: str, request: Any, timeout_ms: int, principal: str = ""
+    ) -> Any:
         self.forwarded.append((method, timeout_ms))
         if not self.leader_exists:
             raise RequestTimedOutError("no leader is known")

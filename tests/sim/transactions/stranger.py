@@ -30,7 +30,7 @@ from tidemark.testing import Cluster
 from tidemark.types import TopicPartition
 from tidemark.v1 import group_pb2, log_pb2
 from tidemark.v1 import transaction_pb2 as pb
-from tidemark.wire.network import open_channel
+from tidemark.wire.network import Channels
 from tidemark.wire.rpcs import Rpc, rpcs_of
 
 _CALL_S = 3.0
@@ -61,7 +61,7 @@ class Caller:
         rpc = _RPCS[request.DESCRIPTOR.name.removesuffix("Request")]
         channel = self._channels.get(node_id)
         if channel is None:
-            channel = self._channels[node_id] = open_channel(f"node-{node_id}:9092")
+            channel = self._channels[node_id] = Channels().open(f"node-{node_id}:9092")
         ask = channel.unary_unary(
             rpc.path,
             request_serializer=rpc.request.SerializeToString,

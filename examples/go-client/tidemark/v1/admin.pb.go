@@ -2379,6 +2379,653 @@ func (x *UnregisterBrokerResponse) GetErrorMessage() string {
 	return ""
 }
 
+// ACLs need an authorizer on the nodes: SECURITY_DISABLED otherwise.
+type CreateAclsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Creations     []*AclBinding          `protobuf:"bytes,1,rep,name=creations,proto3" json:"creations,omitempty"` // one that is there already is left as it is
+	TimeoutMs     int32                  `protobuf:"varint,2,opt,name=timeout_ms,json=timeoutMs,proto3" json:"timeout_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateAclsRequest) Reset() {
+	*x = CreateAclsRequest{}
+	mi := &file_tidemark_v1_admin_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateAclsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateAclsRequest) ProtoMessage() {}
+
+func (x *CreateAclsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_tidemark_v1_admin_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateAclsRequest.ProtoReflect.Descriptor instead.
+func (*CreateAclsRequest) Descriptor() ([]byte, []int) {
+	return file_tidemark_v1_admin_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *CreateAclsRequest) GetCreations() []*AclBinding {
+	if x != nil {
+		return x.Creations
+	}
+	return nil
+}
+
+func (x *CreateAclsRequest) GetTimeoutMs() int32 {
+	if x != nil {
+		return x.TimeoutMs
+	}
+	return 0
+}
+
+type CreateAclsResponse struct {
+	state         protoimpl.MessageState       `protogen:"open.v1"`
+	ErrorCode     ErrorCode                    `protobuf:"varint,1,opt,name=error_code,json=errorCode,proto3,enum=tidemark.v1.ErrorCode" json:"error_code,omitempty"`
+	ErrorMessage  string                       `protobuf:"bytes,2,opt,name=error_message,json=errorMessage,proto3" json:"error_message,omitempty"`
+	Results       []*CreateAclsResponse_Result `protobuf:"bytes,3,rep,name=results,proto3" json:"results,omitempty"` // in the order of the request
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateAclsResponse) Reset() {
+	*x = CreateAclsResponse{}
+	mi := &file_tidemark_v1_admin_proto_msgTypes[38]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateAclsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateAclsResponse) ProtoMessage() {}
+
+func (x *CreateAclsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_tidemark_v1_admin_proto_msgTypes[38]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateAclsResponse.ProtoReflect.Descriptor instead.
+func (*CreateAclsResponse) Descriptor() ([]byte, []int) {
+	return file_tidemark_v1_admin_proto_rawDescGZIP(), []int{38}
+}
+
+func (x *CreateAclsResponse) GetErrorCode() ErrorCode {
+	if x != nil {
+		return x.ErrorCode
+	}
+	return ErrorCode_NONE
+}
+
+func (x *CreateAclsResponse) GetErrorMessage() string {
+	if x != nil {
+		return x.ErrorMessage
+	}
+	return ""
+}
+
+func (x *CreateAclsResponse) GetResults() []*CreateAclsResponse_Result {
+	if x != nil {
+		return x.Results
+	}
+	return nil
+}
+
+// Selects bindings; an empty text and ANY select each.
+type AclFilter struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	ResourceType  AclResourceType        `protobuf:"varint,1,opt,name=resource_type,json=resourceType,proto3,enum=tidemark.v1.AclResourceType" json:"resource_type,omitempty"`
+	ResourceName  *string                `protobuf:"bytes,2,opt,name=resource_name,json=resourceName,proto3,oneof" json:"resource_name,omitempty"`
+	PatternType   AclPatternType         `protobuf:"varint,3,opt,name=pattern_type,json=patternType,proto3,enum=tidemark.v1.AclPatternType" json:"pattern_type,omitempty"`
+	Principal     *string                `protobuf:"bytes,4,opt,name=principal,proto3,oneof" json:"principal,omitempty"`
+	Host          *string                `protobuf:"bytes,5,opt,name=host,proto3,oneof" json:"host,omitempty"`
+	Operation     AclOperation           `protobuf:"varint,6,opt,name=operation,proto3,enum=tidemark.v1.AclOperation" json:"operation,omitempty"`
+	Permission    AclPermission          `protobuf:"varint,7,opt,name=permission,proto3,enum=tidemark.v1.AclPermission" json:"permission,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AclFilter) Reset() {
+	*x = AclFilter{}
+	mi := &file_tidemark_v1_admin_proto_msgTypes[39]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AclFilter) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AclFilter) ProtoMessage() {}
+
+func (x *AclFilter) ProtoReflect() protoreflect.Message {
+	mi := &file_tidemark_v1_admin_proto_msgTypes[39]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AclFilter.ProtoReflect.Descriptor instead.
+func (*AclFilter) Descriptor() ([]byte, []int) {
+	return file_tidemark_v1_admin_proto_rawDescGZIP(), []int{39}
+}
+
+func (x *AclFilter) GetResourceType() AclResourceType {
+	if x != nil {
+		return x.ResourceType
+	}
+	return AclResourceType_ACL_RESOURCE_UNKNOWN
+}
+
+func (x *AclFilter) GetResourceName() string {
+	if x != nil && x.ResourceName != nil {
+		return *x.ResourceName
+	}
+	return ""
+}
+
+func (x *AclFilter) GetPatternType() AclPatternType {
+	if x != nil {
+		return x.PatternType
+	}
+	return AclPatternType_ACL_PATTERN_UNKNOWN
+}
+
+func (x *AclFilter) GetPrincipal() string {
+	if x != nil && x.Principal != nil {
+		return *x.Principal
+	}
+	return ""
+}
+
+func (x *AclFilter) GetHost() string {
+	if x != nil && x.Host != nil {
+		return *x.Host
+	}
+	return ""
+}
+
+func (x *AclFilter) GetOperation() AclOperation {
+	if x != nil {
+		return x.Operation
+	}
+	return AclOperation_ACL_OPERATION_UNKNOWN
+}
+
+func (x *AclFilter) GetPermission() AclPermission {
+	if x != nil {
+		return x.Permission
+	}
+	return AclPermission_ACL_PERMISSION_UNKNOWN
+}
+
+type DeleteAclsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Filters       []*AclFilter           `protobuf:"bytes,1,rep,name=filters,proto3" json:"filters,omitempty"`
+	TimeoutMs     int32                  `protobuf:"varint,2,opt,name=timeout_ms,json=timeoutMs,proto3" json:"timeout_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteAclsRequest) Reset() {
+	*x = DeleteAclsRequest{}
+	mi := &file_tidemark_v1_admin_proto_msgTypes[40]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteAclsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteAclsRequest) ProtoMessage() {}
+
+func (x *DeleteAclsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_tidemark_v1_admin_proto_msgTypes[40]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteAclsRequest.ProtoReflect.Descriptor instead.
+func (*DeleteAclsRequest) Descriptor() ([]byte, []int) {
+	return file_tidemark_v1_admin_proto_rawDescGZIP(), []int{40}
+}
+
+func (x *DeleteAclsRequest) GetFilters() []*AclFilter {
+	if x != nil {
+		return x.Filters
+	}
+	return nil
+}
+
+func (x *DeleteAclsRequest) GetTimeoutMs() int32 {
+	if x != nil {
+		return x.TimeoutMs
+	}
+	return 0
+}
+
+type DeleteAclsResponse struct {
+	state         protoimpl.MessageState       `protogen:"open.v1"`
+	ErrorCode     ErrorCode                    `protobuf:"varint,1,opt,name=error_code,json=errorCode,proto3,enum=tidemark.v1.ErrorCode" json:"error_code,omitempty"`
+	ErrorMessage  string                       `protobuf:"bytes,2,opt,name=error_message,json=errorMessage,proto3" json:"error_message,omitempty"`
+	Results       []*DeleteAclsResponse_Result `protobuf:"bytes,3,rep,name=results,proto3" json:"results,omitempty"` // in the order of the request
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteAclsResponse) Reset() {
+	*x = DeleteAclsResponse{}
+	mi := &file_tidemark_v1_admin_proto_msgTypes[41]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteAclsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteAclsResponse) ProtoMessage() {}
+
+func (x *DeleteAclsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_tidemark_v1_admin_proto_msgTypes[41]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteAclsResponse.ProtoReflect.Descriptor instead.
+func (*DeleteAclsResponse) Descriptor() ([]byte, []int) {
+	return file_tidemark_v1_admin_proto_rawDescGZIP(), []int{41}
+}
+
+func (x *DeleteAclsResponse) GetErrorCode() ErrorCode {
+	if x != nil {
+		return x.ErrorCode
+	}
+	return ErrorCode_NONE
+}
+
+func (x *DeleteAclsResponse) GetErrorMessage() string {
+	if x != nil {
+		return x.ErrorMessage
+	}
+	return ""
+}
+
+func (x *DeleteAclsResponse) GetResults() []*DeleteAclsResponse_Result {
+	if x != nil {
+		return x.Results
+	}
+	return nil
+}
+
+type DescribeAclsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Filter        *AclFilter             `protobuf:"bytes,1,opt,name=filter,proto3" json:"filter,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DescribeAclsRequest) Reset() {
+	*x = DescribeAclsRequest{}
+	mi := &file_tidemark_v1_admin_proto_msgTypes[42]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DescribeAclsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DescribeAclsRequest) ProtoMessage() {}
+
+func (x *DescribeAclsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_tidemark_v1_admin_proto_msgTypes[42]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DescribeAclsRequest.ProtoReflect.Descriptor instead.
+func (*DescribeAclsRequest) Descriptor() ([]byte, []int) {
+	return file_tidemark_v1_admin_proto_rawDescGZIP(), []int{42}
+}
+
+func (x *DescribeAclsRequest) GetFilter() *AclFilter {
+	if x != nil {
+		return x.Filter
+	}
+	return nil
+}
+
+type DescribeAclsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	ErrorCode     ErrorCode              `protobuf:"varint,1,opt,name=error_code,json=errorCode,proto3,enum=tidemark.v1.ErrorCode" json:"error_code,omitempty"`
+	ErrorMessage  string                 `protobuf:"bytes,2,opt,name=error_message,json=errorMessage,proto3" json:"error_message,omitempty"`
+	Bindings      []*AclBinding          `protobuf:"bytes,3,rep,name=bindings,proto3" json:"bindings,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DescribeAclsResponse) Reset() {
+	*x = DescribeAclsResponse{}
+	mi := &file_tidemark_v1_admin_proto_msgTypes[43]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DescribeAclsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DescribeAclsResponse) ProtoMessage() {}
+
+func (x *DescribeAclsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_tidemark_v1_admin_proto_msgTypes[43]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DescribeAclsResponse.ProtoReflect.Descriptor instead.
+func (*DescribeAclsResponse) Descriptor() ([]byte, []int) {
+	return file_tidemark_v1_admin_proto_rawDescGZIP(), []int{43}
+}
+
+func (x *DescribeAclsResponse) GetErrorCode() ErrorCode {
+	if x != nil {
+		return x.ErrorCode
+	}
+	return ErrorCode_NONE
+}
+
+func (x *DescribeAclsResponse) GetErrorMessage() string {
+	if x != nil {
+		return x.ErrorMessage
+	}
+	return ""
+}
+
+func (x *DescribeAclsResponse) GetBindings() []*AclBinding {
+	if x != nil {
+		return x.Bindings
+	}
+	return nil
+}
+
+// A client salts and hashes the password: it is never sent.
+type AlterUserScramCredentialsRequest struct {
+	state         protoimpl.MessageState                        `protogen:"open.v1"`
+	Upsertions    []*AlterUserScramCredentialsRequest_Upsertion `protobuf:"bytes,1,rep,name=upsertions,proto3" json:"upsertions,omitempty"`
+	Deletions     []*AlterUserScramCredentialsRequest_Deletion  `protobuf:"bytes,2,rep,name=deletions,proto3" json:"deletions,omitempty"`
+	TimeoutMs     int32                                         `protobuf:"varint,3,opt,name=timeout_ms,json=timeoutMs,proto3" json:"timeout_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AlterUserScramCredentialsRequest) Reset() {
+	*x = AlterUserScramCredentialsRequest{}
+	mi := &file_tidemark_v1_admin_proto_msgTypes[44]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AlterUserScramCredentialsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AlterUserScramCredentialsRequest) ProtoMessage() {}
+
+func (x *AlterUserScramCredentialsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_tidemark_v1_admin_proto_msgTypes[44]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AlterUserScramCredentialsRequest.ProtoReflect.Descriptor instead.
+func (*AlterUserScramCredentialsRequest) Descriptor() ([]byte, []int) {
+	return file_tidemark_v1_admin_proto_rawDescGZIP(), []int{44}
+}
+
+func (x *AlterUserScramCredentialsRequest) GetUpsertions() []*AlterUserScramCredentialsRequest_Upsertion {
+	if x != nil {
+		return x.Upsertions
+	}
+	return nil
+}
+
+func (x *AlterUserScramCredentialsRequest) GetDeletions() []*AlterUserScramCredentialsRequest_Deletion {
+	if x != nil {
+		return x.Deletions
+	}
+	return nil
+}
+
+func (x *AlterUserScramCredentialsRequest) GetTimeoutMs() int32 {
+	if x != nil {
+		return x.TimeoutMs
+	}
+	return 0
+}
+
+type AlterUserScramCredentialsResponse struct {
+	state         protoimpl.MessageState                      `protogen:"open.v1"`
+	ErrorCode     ErrorCode                                   `protobuf:"varint,1,opt,name=error_code,json=errorCode,proto3,enum=tidemark.v1.ErrorCode" json:"error_code,omitempty"`
+	ErrorMessage  string                                      `protobuf:"bytes,2,opt,name=error_message,json=errorMessage,proto3" json:"error_message,omitempty"`
+	Results       []*AlterUserScramCredentialsResponse_Result `protobuf:"bytes,3,rep,name=results,proto3" json:"results,omitempty"` // one per user
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AlterUserScramCredentialsResponse) Reset() {
+	*x = AlterUserScramCredentialsResponse{}
+	mi := &file_tidemark_v1_admin_proto_msgTypes[45]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AlterUserScramCredentialsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AlterUserScramCredentialsResponse) ProtoMessage() {}
+
+func (x *AlterUserScramCredentialsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_tidemark_v1_admin_proto_msgTypes[45]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AlterUserScramCredentialsResponse.ProtoReflect.Descriptor instead.
+func (*AlterUserScramCredentialsResponse) Descriptor() ([]byte, []int) {
+	return file_tidemark_v1_admin_proto_rawDescGZIP(), []int{45}
+}
+
+func (x *AlterUserScramCredentialsResponse) GetErrorCode() ErrorCode {
+	if x != nil {
+		return x.ErrorCode
+	}
+	return ErrorCode_NONE
+}
+
+func (x *AlterUserScramCredentialsResponse) GetErrorMessage() string {
+	if x != nil {
+		return x.ErrorMessage
+	}
+	return ""
+}
+
+func (x *AlterUserScramCredentialsResponse) GetResults() []*AlterUserScramCredentialsResponse_Result {
+	if x != nil {
+		return x.Results
+	}
+	return nil
+}
+
+type DescribeUserScramCredentialsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Users         []string               `protobuf:"bytes,1,rep,name=users,proto3" json:"users,omitempty"` // empty: all
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DescribeUserScramCredentialsRequest) Reset() {
+	*x = DescribeUserScramCredentialsRequest{}
+	mi := &file_tidemark_v1_admin_proto_msgTypes[46]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DescribeUserScramCredentialsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DescribeUserScramCredentialsRequest) ProtoMessage() {}
+
+func (x *DescribeUserScramCredentialsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_tidemark_v1_admin_proto_msgTypes[46]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DescribeUserScramCredentialsRequest.ProtoReflect.Descriptor instead.
+func (*DescribeUserScramCredentialsRequest) Descriptor() ([]byte, []int) {
+	return file_tidemark_v1_admin_proto_rawDescGZIP(), []int{46}
+}
+
+func (x *DescribeUserScramCredentialsRequest) GetUsers() []string {
+	if x != nil {
+		return x.Users
+	}
+	return nil
+}
+
+type DescribeUserScramCredentialsResponse struct {
+	state         protoimpl.MessageState                         `protogen:"open.v1"`
+	ErrorCode     ErrorCode                                      `protobuf:"varint,1,opt,name=error_code,json=errorCode,proto3,enum=tidemark.v1.ErrorCode" json:"error_code,omitempty"`
+	ErrorMessage  string                                         `protobuf:"bytes,2,opt,name=error_message,json=errorMessage,proto3" json:"error_message,omitempty"`
+	Results       []*DescribeUserScramCredentialsResponse_Result `protobuf:"bytes,3,rep,name=results,proto3" json:"results,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DescribeUserScramCredentialsResponse) Reset() {
+	*x = DescribeUserScramCredentialsResponse{}
+	mi := &file_tidemark_v1_admin_proto_msgTypes[47]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DescribeUserScramCredentialsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DescribeUserScramCredentialsResponse) ProtoMessage() {}
+
+func (x *DescribeUserScramCredentialsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_tidemark_v1_admin_proto_msgTypes[47]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DescribeUserScramCredentialsResponse.ProtoReflect.Descriptor instead.
+func (*DescribeUserScramCredentialsResponse) Descriptor() ([]byte, []int) {
+	return file_tidemark_v1_admin_proto_rawDescGZIP(), []int{47}
+}
+
+func (x *DescribeUserScramCredentialsResponse) GetErrorCode() ErrorCode {
+	if x != nil {
+		return x.ErrorCode
+	}
+	return ErrorCode_NONE
+}
+
+func (x *DescribeUserScramCredentialsResponse) GetErrorMessage() string {
+	if x != nil {
+		return x.ErrorMessage
+	}
+	return ""
+}
+
+func (x *DescribeUserScramCredentialsResponse) GetResults() []*DescribeUserScramCredentialsResponse_Result {
+	if x != nil {
+		return x.Results
+	}
+	return nil
+}
+
 type CreateTopicsRequest_CreatableTopic struct {
 	state             protoimpl.MessageState                   `protogen:"open.v1"`
 	Name              string                                   `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -2393,7 +3040,7 @@ type CreateTopicsRequest_CreatableTopic struct {
 
 func (x *CreateTopicsRequest_CreatableTopic) Reset() {
 	*x = CreateTopicsRequest_CreatableTopic{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[37]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2405,7 +3052,7 @@ func (x *CreateTopicsRequest_CreatableTopic) String() string {
 func (*CreateTopicsRequest_CreatableTopic) ProtoMessage() {}
 
 func (x *CreateTopicsRequest_CreatableTopic) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[37]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2475,7 +3122,7 @@ type CreateTopicsRequest_TierRebuild struct {
 
 func (x *CreateTopicsRequest_TierRebuild) Reset() {
 	*x = CreateTopicsRequest_TierRebuild{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[38]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2487,7 +3134,7 @@ func (x *CreateTopicsRequest_TierRebuild) String() string {
 func (*CreateTopicsRequest_TierRebuild) ProtoMessage() {}
 
 func (x *CreateTopicsRequest_TierRebuild) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[38]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2527,7 +3174,7 @@ type CreateTopicsRequest_ReplicaAssignment struct {
 
 func (x *CreateTopicsRequest_ReplicaAssignment) Reset() {
 	*x = CreateTopicsRequest_ReplicaAssignment{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[39]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2539,7 +3186,7 @@ func (x *CreateTopicsRequest_ReplicaAssignment) String() string {
 func (*CreateTopicsRequest_ReplicaAssignment) ProtoMessage() {}
 
 func (x *CreateTopicsRequest_ReplicaAssignment) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[39]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2583,7 +3230,7 @@ type CreateTopicsResponse_Topic struct {
 
 func (x *CreateTopicsResponse_Topic) Reset() {
 	*x = CreateTopicsResponse_Topic{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[41]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2595,7 +3242,7 @@ func (x *CreateTopicsResponse_Topic) String() string {
 func (*CreateTopicsResponse_Topic) ProtoMessage() {}
 
 func (x *CreateTopicsResponse_Topic) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[41]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2665,7 +3312,7 @@ type DeleteTopicsResponse_Topic struct {
 
 func (x *DeleteTopicsResponse_Topic) Reset() {
 	*x = DeleteTopicsResponse_Topic{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[42]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2677,7 +3324,7 @@ func (x *DeleteTopicsResponse_Topic) String() string {
 func (*DeleteTopicsResponse_Topic) ProtoMessage() {}
 
 func (x *DeleteTopicsResponse_Topic) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[42]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2733,7 +3380,7 @@ type ListTopicsResponse_Topic struct {
 
 func (x *ListTopicsResponse_Topic) Reset() {
 	*x = ListTopicsResponse_Topic{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[43]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2745,7 +3392,7 @@ func (x *ListTopicsResponse_Topic) String() string {
 func (*ListTopicsResponse_Topic) ProtoMessage() {}
 
 func (x *ListTopicsResponse_Topic) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[43]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2803,7 +3450,7 @@ type DescribeTopicsResponse_Topic struct {
 
 func (x *DescribeTopicsResponse_Topic) Reset() {
 	*x = DescribeTopicsResponse_Topic{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[44]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2815,7 +3462,7 @@ func (x *DescribeTopicsResponse_Topic) String() string {
 func (*DescribeTopicsResponse_Topic) ProtoMessage() {}
 
 func (x *DescribeTopicsResponse_Topic) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[44]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2890,7 +3537,7 @@ type DescribeTopicsResponse_Partition struct {
 
 func (x *DescribeTopicsResponse_Partition) Reset() {
 	*x = DescribeTopicsResponse_Partition{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[45]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2902,7 +3549,7 @@ func (x *DescribeTopicsResponse_Partition) String() string {
 func (*DescribeTopicsResponse_Partition) ProtoMessage() {}
 
 func (x *DescribeTopicsResponse_Partition) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[45]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2995,7 +3642,7 @@ type DescribeLogDirsResponse_LogDir struct {
 
 func (x *DescribeLogDirsResponse_LogDir) Reset() {
 	*x = DescribeLogDirsResponse_LogDir{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[47]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3007,7 +3654,7 @@ func (x *DescribeLogDirsResponse_LogDir) String() string {
 func (*DescribeLogDirsResponse_LogDir) ProtoMessage() {}
 
 func (x *DescribeLogDirsResponse_LogDir) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[47]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3088,7 +3735,7 @@ type DescribeLogDirsResponse_Partition struct {
 
 func (x *DescribeLogDirsResponse_Partition) Reset() {
 	*x = DescribeLogDirsResponse_Partition{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[48]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3100,7 +3747,7 @@ func (x *DescribeLogDirsResponse_Partition) String() string {
 func (*DescribeLogDirsResponse_Partition) ProtoMessage() {}
 
 func (x *DescribeLogDirsResponse_Partition) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[48]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3231,7 +3878,7 @@ type AlterReplicaLogDirsRequest_Directory struct {
 
 func (x *AlterReplicaLogDirsRequest_Directory) Reset() {
 	*x = AlterReplicaLogDirsRequest_Directory{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[49]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3243,7 +3890,7 @@ func (x *AlterReplicaLogDirsRequest_Directory) String() string {
 func (*AlterReplicaLogDirsRequest_Directory) ProtoMessage() {}
 
 func (x *AlterReplicaLogDirsRequest_Directory) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[49]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3283,7 +3930,7 @@ type AlterReplicaLogDirsRequest_Topic struct {
 
 func (x *AlterReplicaLogDirsRequest_Topic) Reset() {
 	*x = AlterReplicaLogDirsRequest_Topic{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[50]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3295,7 +3942,7 @@ func (x *AlterReplicaLogDirsRequest_Topic) String() string {
 func (*AlterReplicaLogDirsRequest_Topic) ProtoMessage() {}
 
 func (x *AlterReplicaLogDirsRequest_Topic) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[50]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3335,7 +3982,7 @@ type AlterReplicaLogDirsResponse_Topic struct {
 
 func (x *AlterReplicaLogDirsResponse_Topic) Reset() {
 	*x = AlterReplicaLogDirsResponse_Topic{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[51]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3347,7 +3994,7 @@ func (x *AlterReplicaLogDirsResponse_Topic) String() string {
 func (*AlterReplicaLogDirsResponse_Topic) ProtoMessage() {}
 
 func (x *AlterReplicaLogDirsResponse_Topic) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[51]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3388,7 +4035,7 @@ type AlterReplicaLogDirsResponse_Partition struct {
 
 func (x *AlterReplicaLogDirsResponse_Partition) Reset() {
 	*x = AlterReplicaLogDirsResponse_Partition{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[52]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3400,7 +4047,7 @@ func (x *AlterReplicaLogDirsResponse_Partition) String() string {
 func (*AlterReplicaLogDirsResponse_Partition) ProtoMessage() {}
 
 func (x *AlterReplicaLogDirsResponse_Partition) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[52]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3447,7 +4094,7 @@ type IncrementalAlterConfigsRequest_Resource struct {
 
 func (x *IncrementalAlterConfigsRequest_Resource) Reset() {
 	*x = IncrementalAlterConfigsRequest_Resource{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[53]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3459,7 +4106,7 @@ func (x *IncrementalAlterConfigsRequest_Resource) String() string {
 func (*IncrementalAlterConfigsRequest_Resource) ProtoMessage() {}
 
 func (x *IncrementalAlterConfigsRequest_Resource) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[53]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3500,7 +4147,7 @@ type IncrementalAlterConfigsRequest_Op struct {
 
 func (x *IncrementalAlterConfigsRequest_Op) Reset() {
 	*x = IncrementalAlterConfigsRequest_Op{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[54]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3512,7 +4159,7 @@ func (x *IncrementalAlterConfigsRequest_Op) String() string {
 func (*IncrementalAlterConfigsRequest_Op) ProtoMessage() {}
 
 func (x *IncrementalAlterConfigsRequest_Op) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[54]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3560,7 +4207,7 @@ type IncrementalAlterConfigsResponse_Resource struct {
 
 func (x *IncrementalAlterConfigsResponse_Resource) Reset() {
 	*x = IncrementalAlterConfigsResponse_Resource{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[55]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3572,7 +4219,7 @@ func (x *IncrementalAlterConfigsResponse_Resource) String() string {
 func (*IncrementalAlterConfigsResponse_Resource) ProtoMessage() {}
 
 func (x *IncrementalAlterConfigsResponse_Resource) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[55]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3619,7 +4266,7 @@ type DescribeConfigsRequest_Resource struct {
 
 func (x *DescribeConfigsRequest_Resource) Reset() {
 	*x = DescribeConfigsRequest_Resource{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[56]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3631,7 +4278,7 @@ func (x *DescribeConfigsRequest_Resource) String() string {
 func (*DescribeConfigsRequest_Resource) ProtoMessage() {}
 
 func (x *DescribeConfigsRequest_Resource) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[56]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3673,7 +4320,7 @@ type DescribeConfigsResponse_Result struct {
 
 func (x *DescribeConfigsResponse_Result) Reset() {
 	*x = DescribeConfigsResponse_Result{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[57]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3685,7 +4332,7 @@ func (x *DescribeConfigsResponse_Result) String() string {
 func (*DescribeConfigsResponse_Result) ProtoMessage() {}
 
 func (x *DescribeConfigsResponse_Result) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[57]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3744,7 +4391,7 @@ type DescribeConfigsResponse_Entry struct {
 
 func (x *DescribeConfigsResponse_Entry) Reset() {
 	*x = DescribeConfigsResponse_Entry{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[58]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3756,7 +4403,7 @@ func (x *DescribeConfigsResponse_Entry) String() string {
 func (*DescribeConfigsResponse_Entry) ProtoMessage() {}
 
 func (x *DescribeConfigsResponse_Entry) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[58]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3832,7 +4479,7 @@ type DescribeConfigsResponse_Synonym struct {
 
 func (x *DescribeConfigsResponse_Synonym) Reset() {
 	*x = DescribeConfigsResponse_Synonym{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[59]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3844,7 +4491,7 @@ func (x *DescribeConfigsResponse_Synonym) String() string {
 func (*DescribeConfigsResponse_Synonym) ProtoMessage() {}
 
 func (x *DescribeConfigsResponse_Synonym) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[59]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3892,7 +4539,7 @@ type CreatePartitionsRequest_Topic struct {
 
 func (x *CreatePartitionsRequest_Topic) Reset() {
 	*x = CreatePartitionsRequest_Topic{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[60]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3904,7 +4551,7 @@ func (x *CreatePartitionsRequest_Topic) String() string {
 func (*CreatePartitionsRequest_Topic) ProtoMessage() {}
 
 func (x *CreatePartitionsRequest_Topic) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[60]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3950,7 +4597,7 @@ type CreatePartitionsRequest_Assignment struct {
 
 func (x *CreatePartitionsRequest_Assignment) Reset() {
 	*x = CreatePartitionsRequest_Assignment{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[61]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3962,7 +4609,7 @@ func (x *CreatePartitionsRequest_Assignment) String() string {
 func (*CreatePartitionsRequest_Assignment) ProtoMessage() {}
 
 func (x *CreatePartitionsRequest_Assignment) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[61]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3996,7 +4643,7 @@ type CreatePartitionsResponse_Topic struct {
 
 func (x *CreatePartitionsResponse_Topic) Reset() {
 	*x = CreatePartitionsResponse_Topic{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[62]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4008,7 +4655,7 @@ func (x *CreatePartitionsResponse_Topic) String() string {
 func (*CreatePartitionsResponse_Topic) ProtoMessage() {}
 
 func (x *CreatePartitionsResponse_Topic) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[62]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4056,7 +4703,7 @@ type AlterPartitionReassignmentsRequest_Partition struct {
 
 func (x *AlterPartitionReassignmentsRequest_Partition) Reset() {
 	*x = AlterPartitionReassignmentsRequest_Partition{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[63]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4068,7 +4715,7 @@ func (x *AlterPartitionReassignmentsRequest_Partition) String() string {
 func (*AlterPartitionReassignmentsRequest_Partition) ProtoMessage() {}
 
 func (x *AlterPartitionReassignmentsRequest_Partition) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[63]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4114,7 +4761,7 @@ type AlterPartitionReassignmentsRequest_Replicas struct {
 
 func (x *AlterPartitionReassignmentsRequest_Replicas) Reset() {
 	*x = AlterPartitionReassignmentsRequest_Replicas{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[64]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4126,7 +4773,7 @@ func (x *AlterPartitionReassignmentsRequest_Replicas) String() string {
 func (*AlterPartitionReassignmentsRequest_Replicas) ProtoMessage() {}
 
 func (x *AlterPartitionReassignmentsRequest_Replicas) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[64]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4161,7 +4808,7 @@ type AlterPartitionReassignmentsResponse_Partition struct {
 
 func (x *AlterPartitionReassignmentsResponse_Partition) Reset() {
 	*x = AlterPartitionReassignmentsResponse_Partition{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[65]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4173,7 +4820,7 @@ func (x *AlterPartitionReassignmentsResponse_Partition) String() string {
 func (*AlterPartitionReassignmentsResponse_Partition) ProtoMessage() {}
 
 func (x *AlterPartitionReassignmentsResponse_Partition) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[65]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4227,7 +4874,7 @@ type ListPartitionReassignmentsRequest_TopicPartitions struct {
 
 func (x *ListPartitionReassignmentsRequest_TopicPartitions) Reset() {
 	*x = ListPartitionReassignmentsRequest_TopicPartitions{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[66]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4239,7 +4886,7 @@ func (x *ListPartitionReassignmentsRequest_TopicPartitions) String() string {
 func (*ListPartitionReassignmentsRequest_TopicPartitions) ProtoMessage() {}
 
 func (x *ListPartitionReassignmentsRequest_TopicPartitions) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[66]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4282,7 +4929,7 @@ type ListPartitionReassignmentsResponse_Partition struct {
 
 func (x *ListPartitionReassignmentsResponse_Partition) Reset() {
 	*x = ListPartitionReassignmentsResponse_Partition{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[67]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4294,7 +4941,7 @@ func (x *ListPartitionReassignmentsResponse_Partition) String() string {
 func (*ListPartitionReassignmentsResponse_Partition) ProtoMessage() {}
 
 func (x *ListPartitionReassignmentsResponse_Partition) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[67]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4355,7 +5002,7 @@ type ElectLeadersRequest_Partition struct {
 
 func (x *ElectLeadersRequest_Partition) Reset() {
 	*x = ElectLeadersRequest_Partition{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[68]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4367,7 +5014,7 @@ func (x *ElectLeadersRequest_Partition) String() string {
 func (*ElectLeadersRequest_Partition) ProtoMessage() {}
 
 func (x *ElectLeadersRequest_Partition) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[68]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4409,7 +5056,7 @@ type ElectLeadersResponse_Partition struct {
 
 func (x *ElectLeadersResponse_Partition) Reset() {
 	*x = ElectLeadersResponse_Partition{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[69]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4421,7 +5068,7 @@ func (x *ElectLeadersResponse_Partition) String() string {
 func (*ElectLeadersResponse_Partition) ProtoMessage() {}
 
 func (x *ElectLeadersResponse_Partition) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[69]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4476,7 +5123,7 @@ type UpdateFeaturesRequest_Update struct {
 
 func (x *UpdateFeaturesRequest_Update) Reset() {
 	*x = UpdateFeaturesRequest_Update{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[70]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4488,7 +5135,7 @@ func (x *UpdateFeaturesRequest_Update) String() string {
 func (*UpdateFeaturesRequest_Update) ProtoMessage() {}
 
 func (x *UpdateFeaturesRequest_Update) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[70]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4536,7 +5183,7 @@ type UpdateFeaturesResponse_Result struct {
 
 func (x *UpdateFeaturesResponse_Result) Reset() {
 	*x = UpdateFeaturesResponse_Result{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[71]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4548,7 +5195,7 @@ func (x *UpdateFeaturesResponse_Result) String() string {
 func (*UpdateFeaturesResponse_Result) ProtoMessage() {}
 
 func (x *UpdateFeaturesResponse_Result) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[71]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4598,7 +5245,7 @@ type DescribeFeaturesResponse_Feature struct {
 
 func (x *DescribeFeaturesResponse_Feature) Reset() {
 	*x = DescribeFeaturesResponse_Feature{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[72]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4610,7 +5257,7 @@ func (x *DescribeFeaturesResponse_Feature) String() string {
 func (*DescribeFeaturesResponse_Feature) ProtoMessage() {}
 
 func (x *DescribeFeaturesResponse_Feature) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[72]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4673,7 +5320,7 @@ type DescribeFeaturesResponse_NodeFeatures struct {
 
 func (x *DescribeFeaturesResponse_NodeFeatures) Reset() {
 	*x = DescribeFeaturesResponse_NodeFeatures{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[73]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4685,7 +5332,7 @@ func (x *DescribeFeaturesResponse_NodeFeatures) String() string {
 func (*DescribeFeaturesResponse_NodeFeatures) ProtoMessage() {}
 
 func (x *DescribeFeaturesResponse_NodeFeatures) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[73]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4740,7 +5387,7 @@ type DescribeClientQuotasRequest_Component struct {
 
 func (x *DescribeClientQuotasRequest_Component) Reset() {
 	*x = DescribeClientQuotasRequest_Component{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[74]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4752,7 +5399,7 @@ func (x *DescribeClientQuotasRequest_Component) String() string {
 func (*DescribeClientQuotasRequest_Component) ProtoMessage() {}
 
 func (x *DescribeClientQuotasRequest_Component) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[74]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4799,7 +5446,7 @@ type DescribeClientQuotasResponse_Entry struct {
 
 func (x *DescribeClientQuotasResponse_Entry) Reset() {
 	*x = DescribeClientQuotasResponse_Entry{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[75]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4811,7 +5458,7 @@ func (x *DescribeClientQuotasResponse_Entry) String() string {
 func (*DescribeClientQuotasResponse_Entry) ProtoMessage() {}
 
 func (x *DescribeClientQuotasResponse_Entry) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[75]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4851,7 +5498,7 @@ type AlterClientQuotasRequest_Entry struct {
 
 func (x *AlterClientQuotasRequest_Entry) Reset() {
 	*x = AlterClientQuotasRequest_Entry{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[77]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4863,7 +5510,7 @@ func (x *AlterClientQuotasRequest_Entry) String() string {
 func (*AlterClientQuotasRequest_Entry) ProtoMessage() {}
 
 func (x *AlterClientQuotasRequest_Entry) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[77]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4904,7 +5551,7 @@ type AlterClientQuotasRequest_Op struct {
 
 func (x *AlterClientQuotasRequest_Op) Reset() {
 	*x = AlterClientQuotasRequest_Op{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[78]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4916,7 +5563,7 @@ func (x *AlterClientQuotasRequest_Op) String() string {
 func (*AlterClientQuotasRequest_Op) ProtoMessage() {}
 
 func (x *AlterClientQuotasRequest_Op) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[78]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4964,7 +5611,7 @@ type AlterClientQuotasResponse_Entry struct {
 
 func (x *AlterClientQuotasResponse_Entry) Reset() {
 	*x = AlterClientQuotasResponse_Entry{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[79]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4976,7 +5623,7 @@ func (x *AlterClientQuotasResponse_Entry) String() string {
 func (*AlterClientQuotasResponse_Entry) ProtoMessage() {}
 
 func (x *AlterClientQuotasResponse_Entry) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[79]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5013,11 +5660,431 @@ func (x *AlterClientQuotasResponse_Entry) GetErrorMessage() string {
 	return ""
 }
 
+type CreateAclsResponse_Result struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	ErrorCode     ErrorCode              `protobuf:"varint,1,opt,name=error_code,json=errorCode,proto3,enum=tidemark.v1.ErrorCode" json:"error_code,omitempty"`
+	ErrorMessage  string                 `protobuf:"bytes,2,opt,name=error_message,json=errorMessage,proto3" json:"error_message,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateAclsResponse_Result) Reset() {
+	*x = CreateAclsResponse_Result{}
+	mi := &file_tidemark_v1_admin_proto_msgTypes[91]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateAclsResponse_Result) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateAclsResponse_Result) ProtoMessage() {}
+
+func (x *CreateAclsResponse_Result) ProtoReflect() protoreflect.Message {
+	mi := &file_tidemark_v1_admin_proto_msgTypes[91]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateAclsResponse_Result.ProtoReflect.Descriptor instead.
+func (*CreateAclsResponse_Result) Descriptor() ([]byte, []int) {
+	return file_tidemark_v1_admin_proto_rawDescGZIP(), []int{38, 0}
+}
+
+func (x *CreateAclsResponse_Result) GetErrorCode() ErrorCode {
+	if x != nil {
+		return x.ErrorCode
+	}
+	return ErrorCode_NONE
+}
+
+func (x *CreateAclsResponse_Result) GetErrorMessage() string {
+	if x != nil {
+		return x.ErrorMessage
+	}
+	return ""
+}
+
+type DeleteAclsResponse_Result struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	ErrorCode     ErrorCode              `protobuf:"varint,1,opt,name=error_code,json=errorCode,proto3,enum=tidemark.v1.ErrorCode" json:"error_code,omitempty"`
+	ErrorMessage  string                 `protobuf:"bytes,2,opt,name=error_message,json=errorMessage,proto3" json:"error_message,omitempty"`
+	Matching      []*AclBinding          `protobuf:"bytes,3,rep,name=matching,proto3" json:"matching,omitempty"` // what was deleted
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteAclsResponse_Result) Reset() {
+	*x = DeleteAclsResponse_Result{}
+	mi := &file_tidemark_v1_admin_proto_msgTypes[92]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteAclsResponse_Result) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteAclsResponse_Result) ProtoMessage() {}
+
+func (x *DeleteAclsResponse_Result) ProtoReflect() protoreflect.Message {
+	mi := &file_tidemark_v1_admin_proto_msgTypes[92]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteAclsResponse_Result.ProtoReflect.Descriptor instead.
+func (*DeleteAclsResponse_Result) Descriptor() ([]byte, []int) {
+	return file_tidemark_v1_admin_proto_rawDescGZIP(), []int{41, 0}
+}
+
+func (x *DeleteAclsResponse_Result) GetErrorCode() ErrorCode {
+	if x != nil {
+		return x.ErrorCode
+	}
+	return ErrorCode_NONE
+}
+
+func (x *DeleteAclsResponse_Result) GetErrorMessage() string {
+	if x != nil {
+		return x.ErrorMessage
+	}
+	return ""
+}
+
+func (x *DeleteAclsResponse_Result) GetMatching() []*AclBinding {
+	if x != nil {
+		return x.Matching
+	}
+	return nil
+}
+
+type AlterUserScramCredentialsRequest_Upsertion struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	Name           string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Mechanism      ScramMechanism         `protobuf:"varint,2,opt,name=mechanism,proto3,enum=tidemark.v1.ScramMechanism" json:"mechanism,omitempty"`
+	Iterations     int32                  `protobuf:"varint,3,opt,name=iterations,proto3" json:"iterations,omitempty"` // 4096 to 16384
+	Salt           []byte                 `protobuf:"bytes,4,opt,name=salt,proto3" json:"salt,omitempty"`
+	SaltedPassword []byte                 `protobuf:"bytes,5,opt,name=salted_password,json=saltedPassword,proto3" json:"salted_password,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *AlterUserScramCredentialsRequest_Upsertion) Reset() {
+	*x = AlterUserScramCredentialsRequest_Upsertion{}
+	mi := &file_tidemark_v1_admin_proto_msgTypes[93]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AlterUserScramCredentialsRequest_Upsertion) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AlterUserScramCredentialsRequest_Upsertion) ProtoMessage() {}
+
+func (x *AlterUserScramCredentialsRequest_Upsertion) ProtoReflect() protoreflect.Message {
+	mi := &file_tidemark_v1_admin_proto_msgTypes[93]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AlterUserScramCredentialsRequest_Upsertion.ProtoReflect.Descriptor instead.
+func (*AlterUserScramCredentialsRequest_Upsertion) Descriptor() ([]byte, []int) {
+	return file_tidemark_v1_admin_proto_rawDescGZIP(), []int{44, 0}
+}
+
+func (x *AlterUserScramCredentialsRequest_Upsertion) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *AlterUserScramCredentialsRequest_Upsertion) GetMechanism() ScramMechanism {
+	if x != nil {
+		return x.Mechanism
+	}
+	return ScramMechanism_SCRAM_UNKNOWN
+}
+
+func (x *AlterUserScramCredentialsRequest_Upsertion) GetIterations() int32 {
+	if x != nil {
+		return x.Iterations
+	}
+	return 0
+}
+
+func (x *AlterUserScramCredentialsRequest_Upsertion) GetSalt() []byte {
+	if x != nil {
+		return x.Salt
+	}
+	return nil
+}
+
+func (x *AlterUserScramCredentialsRequest_Upsertion) GetSaltedPassword() []byte {
+	if x != nil {
+		return x.SaltedPassword
+	}
+	return nil
+}
+
+type AlterUserScramCredentialsRequest_Deletion struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Mechanism     ScramMechanism         `protobuf:"varint,2,opt,name=mechanism,proto3,enum=tidemark.v1.ScramMechanism" json:"mechanism,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AlterUserScramCredentialsRequest_Deletion) Reset() {
+	*x = AlterUserScramCredentialsRequest_Deletion{}
+	mi := &file_tidemark_v1_admin_proto_msgTypes[94]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AlterUserScramCredentialsRequest_Deletion) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AlterUserScramCredentialsRequest_Deletion) ProtoMessage() {}
+
+func (x *AlterUserScramCredentialsRequest_Deletion) ProtoReflect() protoreflect.Message {
+	mi := &file_tidemark_v1_admin_proto_msgTypes[94]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AlterUserScramCredentialsRequest_Deletion.ProtoReflect.Descriptor instead.
+func (*AlterUserScramCredentialsRequest_Deletion) Descriptor() ([]byte, []int) {
+	return file_tidemark_v1_admin_proto_rawDescGZIP(), []int{44, 1}
+}
+
+func (x *AlterUserScramCredentialsRequest_Deletion) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *AlterUserScramCredentialsRequest_Deletion) GetMechanism() ScramMechanism {
+	if x != nil {
+		return x.Mechanism
+	}
+	return ScramMechanism_SCRAM_UNKNOWN
+}
+
+type AlterUserScramCredentialsResponse_Result struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	User          string                 `protobuf:"bytes,1,opt,name=user,proto3" json:"user,omitempty"`
+	ErrorCode     ErrorCode              `protobuf:"varint,2,opt,name=error_code,json=errorCode,proto3,enum=tidemark.v1.ErrorCode" json:"error_code,omitempty"`
+	ErrorMessage  string                 `protobuf:"bytes,3,opt,name=error_message,json=errorMessage,proto3" json:"error_message,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AlterUserScramCredentialsResponse_Result) Reset() {
+	*x = AlterUserScramCredentialsResponse_Result{}
+	mi := &file_tidemark_v1_admin_proto_msgTypes[95]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AlterUserScramCredentialsResponse_Result) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AlterUserScramCredentialsResponse_Result) ProtoMessage() {}
+
+func (x *AlterUserScramCredentialsResponse_Result) ProtoReflect() protoreflect.Message {
+	mi := &file_tidemark_v1_admin_proto_msgTypes[95]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AlterUserScramCredentialsResponse_Result.ProtoReflect.Descriptor instead.
+func (*AlterUserScramCredentialsResponse_Result) Descriptor() ([]byte, []int) {
+	return file_tidemark_v1_admin_proto_rawDescGZIP(), []int{45, 0}
+}
+
+func (x *AlterUserScramCredentialsResponse_Result) GetUser() string {
+	if x != nil {
+		return x.User
+	}
+	return ""
+}
+
+func (x *AlterUserScramCredentialsResponse_Result) GetErrorCode() ErrorCode {
+	if x != nil {
+		return x.ErrorCode
+	}
+	return ErrorCode_NONE
+}
+
+func (x *AlterUserScramCredentialsResponse_Result) GetErrorMessage() string {
+	if x != nil {
+		return x.ErrorMessage
+	}
+	return ""
+}
+
+type DescribeUserScramCredentialsResponse_Result struct {
+	state           protoimpl.MessageState                                 `protogen:"open.v1"`
+	User            string                                                 `protobuf:"bytes,1,opt,name=user,proto3" json:"user,omitempty"`
+	ErrorCode       ErrorCode                                              `protobuf:"varint,2,opt,name=error_code,json=errorCode,proto3,enum=tidemark.v1.ErrorCode" json:"error_code,omitempty"`
+	ErrorMessage    string                                                 `protobuf:"bytes,3,opt,name=error_message,json=errorMessage,proto3" json:"error_message,omitempty"`
+	CredentialInfos []*DescribeUserScramCredentialsResponse_CredentialInfo `protobuf:"bytes,4,rep,name=credential_infos,json=credentialInfos,proto3" json:"credential_infos,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *DescribeUserScramCredentialsResponse_Result) Reset() {
+	*x = DescribeUserScramCredentialsResponse_Result{}
+	mi := &file_tidemark_v1_admin_proto_msgTypes[96]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DescribeUserScramCredentialsResponse_Result) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DescribeUserScramCredentialsResponse_Result) ProtoMessage() {}
+
+func (x *DescribeUserScramCredentialsResponse_Result) ProtoReflect() protoreflect.Message {
+	mi := &file_tidemark_v1_admin_proto_msgTypes[96]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DescribeUserScramCredentialsResponse_Result.ProtoReflect.Descriptor instead.
+func (*DescribeUserScramCredentialsResponse_Result) Descriptor() ([]byte, []int) {
+	return file_tidemark_v1_admin_proto_rawDescGZIP(), []int{47, 0}
+}
+
+func (x *DescribeUserScramCredentialsResponse_Result) GetUser() string {
+	if x != nil {
+		return x.User
+	}
+	return ""
+}
+
+func (x *DescribeUserScramCredentialsResponse_Result) GetErrorCode() ErrorCode {
+	if x != nil {
+		return x.ErrorCode
+	}
+	return ErrorCode_NONE
+}
+
+func (x *DescribeUserScramCredentialsResponse_Result) GetErrorMessage() string {
+	if x != nil {
+		return x.ErrorMessage
+	}
+	return ""
+}
+
+func (x *DescribeUserScramCredentialsResponse_Result) GetCredentialInfos() []*DescribeUserScramCredentialsResponse_CredentialInfo {
+	if x != nil {
+		return x.CredentialInfos
+	}
+	return nil
+}
+
+type DescribeUserScramCredentialsResponse_CredentialInfo struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Mechanism     ScramMechanism         `protobuf:"varint,1,opt,name=mechanism,proto3,enum=tidemark.v1.ScramMechanism" json:"mechanism,omitempty"`
+	Iterations    int32                  `protobuf:"varint,2,opt,name=iterations,proto3" json:"iterations,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DescribeUserScramCredentialsResponse_CredentialInfo) Reset() {
+	*x = DescribeUserScramCredentialsResponse_CredentialInfo{}
+	mi := &file_tidemark_v1_admin_proto_msgTypes[97]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DescribeUserScramCredentialsResponse_CredentialInfo) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DescribeUserScramCredentialsResponse_CredentialInfo) ProtoMessage() {}
+
+func (x *DescribeUserScramCredentialsResponse_CredentialInfo) ProtoReflect() protoreflect.Message {
+	mi := &file_tidemark_v1_admin_proto_msgTypes[97]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DescribeUserScramCredentialsResponse_CredentialInfo.ProtoReflect.Descriptor instead.
+func (*DescribeUserScramCredentialsResponse_CredentialInfo) Descriptor() ([]byte, []int) {
+	return file_tidemark_v1_admin_proto_rawDescGZIP(), []int{47, 1}
+}
+
+func (x *DescribeUserScramCredentialsResponse_CredentialInfo) GetMechanism() ScramMechanism {
+	if x != nil {
+		return x.Mechanism
+	}
+	return ScramMechanism_SCRAM_UNKNOWN
+}
+
+func (x *DescribeUserScramCredentialsResponse_CredentialInfo) GetIterations() int32 {
+	if x != nil {
+		return x.Iterations
+	}
+	return 0
+}
+
 var File_tidemark_v1_admin_proto protoreflect.FileDescriptor
 
 const file_tidemark_v1_admin_proto_rawDesc = "" +
 	"\n" +
-	"\x17tidemark/v1/admin.proto\x12\vtidemark.v1\x1a\x18tidemark/v1/common.proto\x1a\x18tidemark/v1/errors.proto\x1a\x16tidemark/v1/raft.proto\"\xb1\x06\n" +
+	"\x17tidemark/v1/admin.proto\x12\vtidemark.v1\x1a\x15tidemark/v1/acl.proto\x1a\x18tidemark/v1/common.proto\x1a\x18tidemark/v1/errors.proto\x1a\x16tidemark/v1/raft.proto\"\xb1\x06\n" +
 	"\x13CreateTopicsRequest\x12G\n" +
 	"\x06topics\x18\x01 \x03(\v2/.tidemark.v1.CreateTopicsRequest.CreatableTopicR\x06topics\x12\x1d\n" +
 	"\n" +
@@ -5444,7 +6511,101 @@ const file_tidemark_v1_admin_proto_rawDesc = "" +
 	"\x18UnregisterBrokerResponse\x125\n" +
 	"\n" +
 	"error_code\x18\x01 \x01(\x0e2\x16.tidemark.v1.ErrorCodeR\terrorCode\x12#\n" +
-	"\rerror_message\x18\x02 \x01(\tR\ferrorMessage2\x88\x10\n" +
+	"\rerror_message\x18\x02 \x01(\tR\ferrorMessage\"i\n" +
+	"\x11CreateAclsRequest\x125\n" +
+	"\tcreations\x18\x01 \x03(\v2\x17.tidemark.v1.AclBindingR\tcreations\x12\x1d\n" +
+	"\n" +
+	"timeout_ms\x18\x02 \x01(\x05R\ttimeoutMs\"\x98\x02\n" +
+	"\x12CreateAclsResponse\x125\n" +
+	"\n" +
+	"error_code\x18\x01 \x01(\x0e2\x16.tidemark.v1.ErrorCodeR\terrorCode\x12#\n" +
+	"\rerror_message\x18\x02 \x01(\tR\ferrorMessage\x12@\n" +
+	"\aresults\x18\x03 \x03(\v2&.tidemark.v1.CreateAclsResponse.ResultR\aresults\x1ad\n" +
+	"\x06Result\x125\n" +
+	"\n" +
+	"error_code\x18\x01 \x01(\x0e2\x16.tidemark.v1.ErrorCodeR\terrorCode\x12#\n" +
+	"\rerror_message\x18\x02 \x01(\tR\ferrorMessage\"\x92\x03\n" +
+	"\tAclFilter\x12A\n" +
+	"\rresource_type\x18\x01 \x01(\x0e2\x1c.tidemark.v1.AclResourceTypeR\fresourceType\x12(\n" +
+	"\rresource_name\x18\x02 \x01(\tH\x00R\fresourceName\x88\x01\x01\x12>\n" +
+	"\fpattern_type\x18\x03 \x01(\x0e2\x1b.tidemark.v1.AclPatternTypeR\vpatternType\x12!\n" +
+	"\tprincipal\x18\x04 \x01(\tH\x01R\tprincipal\x88\x01\x01\x12\x17\n" +
+	"\x04host\x18\x05 \x01(\tH\x02R\x04host\x88\x01\x01\x127\n" +
+	"\toperation\x18\x06 \x01(\x0e2\x19.tidemark.v1.AclOperationR\toperation\x12:\n" +
+	"\n" +
+	"permission\x18\a \x01(\x0e2\x1a.tidemark.v1.AclPermissionR\n" +
+	"permissionB\x10\n" +
+	"\x0e_resource_nameB\f\n" +
+	"\n" +
+	"_principalB\a\n" +
+	"\x05_host\"d\n" +
+	"\x11DeleteAclsRequest\x120\n" +
+	"\afilters\x18\x01 \x03(\v2\x16.tidemark.v1.AclFilterR\afilters\x12\x1d\n" +
+	"\n" +
+	"timeout_ms\x18\x02 \x01(\x05R\ttimeoutMs\"\xce\x02\n" +
+	"\x12DeleteAclsResponse\x125\n" +
+	"\n" +
+	"error_code\x18\x01 \x01(\x0e2\x16.tidemark.v1.ErrorCodeR\terrorCode\x12#\n" +
+	"\rerror_message\x18\x02 \x01(\tR\ferrorMessage\x12@\n" +
+	"\aresults\x18\x03 \x03(\v2&.tidemark.v1.DeleteAclsResponse.ResultR\aresults\x1a\x99\x01\n" +
+	"\x06Result\x125\n" +
+	"\n" +
+	"error_code\x18\x01 \x01(\x0e2\x16.tidemark.v1.ErrorCodeR\terrorCode\x12#\n" +
+	"\rerror_message\x18\x02 \x01(\tR\ferrorMessage\x123\n" +
+	"\bmatching\x18\x03 \x03(\v2\x17.tidemark.v1.AclBindingR\bmatching\"E\n" +
+	"\x13DescribeAclsRequest\x12.\n" +
+	"\x06filter\x18\x01 \x01(\v2\x16.tidemark.v1.AclFilterR\x06filter\"\xa7\x01\n" +
+	"\x14DescribeAclsResponse\x125\n" +
+	"\n" +
+	"error_code\x18\x01 \x01(\x0e2\x16.tidemark.v1.ErrorCodeR\terrorCode\x12#\n" +
+	"\rerror_message\x18\x02 \x01(\tR\ferrorMessage\x123\n" +
+	"\bbindings\x18\x03 \x03(\v2\x17.tidemark.v1.AclBindingR\bbindings\"\x85\x04\n" +
+	" AlterUserScramCredentialsRequest\x12W\n" +
+	"\n" +
+	"upsertions\x18\x01 \x03(\v27.tidemark.v1.AlterUserScramCredentialsRequest.UpsertionR\n" +
+	"upsertions\x12T\n" +
+	"\tdeletions\x18\x02 \x03(\v26.tidemark.v1.AlterUserScramCredentialsRequest.DeletionR\tdeletions\x12\x1d\n" +
+	"\n" +
+	"timeout_ms\x18\x03 \x01(\x05R\ttimeoutMs\x1a\xb7\x01\n" +
+	"\tUpsertion\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x129\n" +
+	"\tmechanism\x18\x02 \x01(\x0e2\x1b.tidemark.v1.ScramMechanismR\tmechanism\x12\x1e\n" +
+	"\n" +
+	"iterations\x18\x03 \x01(\x05R\n" +
+	"iterations\x12\x12\n" +
+	"\x04salt\x18\x04 \x01(\fR\x04salt\x12'\n" +
+	"\x0fsalted_password\x18\x05 \x01(\fR\x0esaltedPassword\x1aY\n" +
+	"\bDeletion\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x129\n" +
+	"\tmechanism\x18\x02 \x01(\x0e2\x1b.tidemark.v1.ScramMechanismR\tmechanism\"\xca\x02\n" +
+	"!AlterUserScramCredentialsResponse\x125\n" +
+	"\n" +
+	"error_code\x18\x01 \x01(\x0e2\x16.tidemark.v1.ErrorCodeR\terrorCode\x12#\n" +
+	"\rerror_message\x18\x02 \x01(\tR\ferrorMessage\x12O\n" +
+	"\aresults\x18\x03 \x03(\v25.tidemark.v1.AlterUserScramCredentialsResponse.ResultR\aresults\x1ax\n" +
+	"\x06Result\x12\x12\n" +
+	"\x04user\x18\x01 \x01(\tR\x04user\x125\n" +
+	"\n" +
+	"error_code\x18\x02 \x01(\x0e2\x16.tidemark.v1.ErrorCodeR\terrorCode\x12#\n" +
+	"\rerror_message\x18\x03 \x01(\tR\ferrorMessage\";\n" +
+	"#DescribeUserScramCredentialsRequest\x12\x14\n" +
+	"\x05users\x18\x01 \x03(\tR\x05users\"\xab\x04\n" +
+	"$DescribeUserScramCredentialsResponse\x125\n" +
+	"\n" +
+	"error_code\x18\x01 \x01(\x0e2\x16.tidemark.v1.ErrorCodeR\terrorCode\x12#\n" +
+	"\rerror_message\x18\x02 \x01(\tR\ferrorMessage\x12R\n" +
+	"\aresults\x18\x03 \x03(\v28.tidemark.v1.DescribeUserScramCredentialsResponse.ResultR\aresults\x1a\xe5\x01\n" +
+	"\x06Result\x12\x12\n" +
+	"\x04user\x18\x01 \x01(\tR\x04user\x125\n" +
+	"\n" +
+	"error_code\x18\x02 \x01(\x0e2\x16.tidemark.v1.ErrorCodeR\terrorCode\x12#\n" +
+	"\rerror_message\x18\x03 \x01(\tR\ferrorMessage\x12k\n" +
+	"\x10credential_infos\x18\x04 \x03(\v2@.tidemark.v1.DescribeUserScramCredentialsResponse.CredentialInfoR\x0fcredentialInfos\x1ak\n" +
+	"\x0eCredentialInfo\x129\n" +
+	"\tmechanism\x18\x01 \x01(\x0e2\x1b.tidemark.v1.ScramMechanismR\tmechanism\x12\x1e\n" +
+	"\n" +
+	"iterations\x18\x02 \x01(\x05R\n" +
+	"iterations2\xfd\x13\n" +
 	"\x05Admin\x12S\n" +
 	"\fCreateTopics\x12 .tidemark.v1.CreateTopicsRequest\x1a!.tidemark.v1.CreateTopicsResponse\x12S\n" +
 	"\fDeleteTopics\x12 .tidemark.v1.DeleteTopicsRequest\x1a!.tidemark.v1.DeleteTopicsResponse\x12M\n" +
@@ -5467,7 +6628,14 @@ const file_tidemark_v1_admin_proto_rawDesc = "" +
 	"\x11AlterClientQuotas\x12%.tidemark.v1.AlterClientQuotasRequest\x1a&.tidemark.v1.AlterClientQuotasResponse\x12_\n" +
 	"\x10UnregisterBroker\x12$.tidemark.v1.UnregisterBrokerRequest\x1a%.tidemark.v1.UnregisterBrokerResponse\x12P\n" +
 	"\fAddRaftVoter\x12 .tidemark.v1.AddRaftVoterRequest\x1a\x1e.tidemark.v1.RaftVoterResponse\x12V\n" +
-	"\x0fRemoveRaftVoter\x12#.tidemark.v1.RemoveRaftVoterRequest\x1a\x1e.tidemark.v1.RaftVoterResponseB\x18Z\x16tidemark/v1;tidemarkv1b\x06proto3"
+	"\x0fRemoveRaftVoter\x12#.tidemark.v1.RemoveRaftVoterRequest\x1a\x1e.tidemark.v1.RaftVoterResponse\x12M\n" +
+	"\n" +
+	"CreateAcls\x12\x1e.tidemark.v1.CreateAclsRequest\x1a\x1f.tidemark.v1.CreateAclsResponse\x12M\n" +
+	"\n" +
+	"DeleteAcls\x12\x1e.tidemark.v1.DeleteAclsRequest\x1a\x1f.tidemark.v1.DeleteAclsResponse\x12S\n" +
+	"\fDescribeAcls\x12 .tidemark.v1.DescribeAclsRequest\x1a!.tidemark.v1.DescribeAclsResponse\x12z\n" +
+	"\x19AlterUserScramCredentials\x12-.tidemark.v1.AlterUserScramCredentialsRequest\x1a..tidemark.v1.AlterUserScramCredentialsResponse\x12\x83\x01\n" +
+	"\x1cDescribeUserScramCredentials\x120.tidemark.v1.DescribeUserScramCredentialsRequest\x1a1.tidemark.v1.DescribeUserScramCredentialsResponseB\x18Z\x16tidemark/v1;tidemarkv1b\x06proto3"
 
 var (
 	file_tidemark_v1_admin_proto_rawDescOnce sync.Once
@@ -5482,7 +6650,7 @@ func file_tidemark_v1_admin_proto_rawDescGZIP() []byte {
 }
 
 var file_tidemark_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_tidemark_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 80)
+var file_tidemark_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 98)
 var file_tidemark_v1_admin_proto_goTypes = []any{
 	(IncrementalAlterConfigsRequest_Type)(0),      // 0: tidemark.v1.IncrementalAlterConfigsRequest.Type
 	(DescribeConfigsResponse_Source)(0),           // 1: tidemark.v1.DescribeConfigsResponse.Source
@@ -5526,197 +6694,259 @@ var file_tidemark_v1_admin_proto_goTypes = []any{
 	(*AlterClientQuotasResponse)(nil),             // 39: tidemark.v1.AlterClientQuotasResponse
 	(*UnregisterBrokerRequest)(nil),               // 40: tidemark.v1.UnregisterBrokerRequest
 	(*UnregisterBrokerResponse)(nil),              // 41: tidemark.v1.UnregisterBrokerResponse
-	(*CreateTopicsRequest_CreatableTopic)(nil),    // 42: tidemark.v1.CreateTopicsRequest.CreatableTopic
-	(*CreateTopicsRequest_TierRebuild)(nil),       // 43: tidemark.v1.CreateTopicsRequest.TierRebuild
-	(*CreateTopicsRequest_ReplicaAssignment)(nil), // 44: tidemark.v1.CreateTopicsRequest.ReplicaAssignment
-	nil,                                                       // 45: tidemark.v1.CreateTopicsRequest.CreatableTopic.ConfigsEntry
-	(*CreateTopicsResponse_Topic)(nil),                        // 46: tidemark.v1.CreateTopicsResponse.Topic
-	(*DeleteTopicsResponse_Topic)(nil),                        // 47: tidemark.v1.DeleteTopicsResponse.Topic
-	(*ListTopicsResponse_Topic)(nil),                          // 48: tidemark.v1.ListTopicsResponse.Topic
-	(*DescribeTopicsResponse_Topic)(nil),                      // 49: tidemark.v1.DescribeTopicsResponse.Topic
-	(*DescribeTopicsResponse_Partition)(nil),                  // 50: tidemark.v1.DescribeTopicsResponse.Partition
-	nil,                                                       // 51: tidemark.v1.DescribeTopicsResponse.Topic.ConfigsEntry
-	(*DescribeLogDirsResponse_LogDir)(nil),                    // 52: tidemark.v1.DescribeLogDirsResponse.LogDir
-	(*DescribeLogDirsResponse_Partition)(nil),                 // 53: tidemark.v1.DescribeLogDirsResponse.Partition
-	(*AlterReplicaLogDirsRequest_Directory)(nil),              // 54: tidemark.v1.AlterReplicaLogDirsRequest.Directory
-	(*AlterReplicaLogDirsRequest_Topic)(nil),                  // 55: tidemark.v1.AlterReplicaLogDirsRequest.Topic
-	(*AlterReplicaLogDirsResponse_Topic)(nil),                 // 56: tidemark.v1.AlterReplicaLogDirsResponse.Topic
-	(*AlterReplicaLogDirsResponse_Partition)(nil),             // 57: tidemark.v1.AlterReplicaLogDirsResponse.Partition
-	(*IncrementalAlterConfigsRequest_Resource)(nil),           // 58: tidemark.v1.IncrementalAlterConfigsRequest.Resource
-	(*IncrementalAlterConfigsRequest_Op)(nil),                 // 59: tidemark.v1.IncrementalAlterConfigsRequest.Op
-	(*IncrementalAlterConfigsResponse_Resource)(nil),          // 60: tidemark.v1.IncrementalAlterConfigsResponse.Resource
-	(*DescribeConfigsRequest_Resource)(nil),                   // 61: tidemark.v1.DescribeConfigsRequest.Resource
-	(*DescribeConfigsResponse_Result)(nil),                    // 62: tidemark.v1.DescribeConfigsResponse.Result
-	(*DescribeConfigsResponse_Entry)(nil),                     // 63: tidemark.v1.DescribeConfigsResponse.Entry
-	(*DescribeConfigsResponse_Synonym)(nil),                   // 64: tidemark.v1.DescribeConfigsResponse.Synonym
-	(*CreatePartitionsRequest_Topic)(nil),                     // 65: tidemark.v1.CreatePartitionsRequest.Topic
-	(*CreatePartitionsRequest_Assignment)(nil),                // 66: tidemark.v1.CreatePartitionsRequest.Assignment
-	(*CreatePartitionsResponse_Topic)(nil),                    // 67: tidemark.v1.CreatePartitionsResponse.Topic
-	(*AlterPartitionReassignmentsRequest_Partition)(nil),      // 68: tidemark.v1.AlterPartitionReassignmentsRequest.Partition
-	(*AlterPartitionReassignmentsRequest_Replicas)(nil),       // 69: tidemark.v1.AlterPartitionReassignmentsRequest.Replicas
-	(*AlterPartitionReassignmentsResponse_Partition)(nil),     // 70: tidemark.v1.AlterPartitionReassignmentsResponse.Partition
-	(*ListPartitionReassignmentsRequest_TopicPartitions)(nil), // 71: tidemark.v1.ListPartitionReassignmentsRequest.TopicPartitions
-	(*ListPartitionReassignmentsResponse_Partition)(nil),      // 72: tidemark.v1.ListPartitionReassignmentsResponse.Partition
-	(*ElectLeadersRequest_Partition)(nil),                     // 73: tidemark.v1.ElectLeadersRequest.Partition
-	(*ElectLeadersResponse_Partition)(nil),                    // 74: tidemark.v1.ElectLeadersResponse.Partition
-	(*UpdateFeaturesRequest_Update)(nil),                      // 75: tidemark.v1.UpdateFeaturesRequest.Update
-	(*UpdateFeaturesResponse_Result)(nil),                     // 76: tidemark.v1.UpdateFeaturesResponse.Result
-	(*DescribeFeaturesResponse_Feature)(nil),                  // 77: tidemark.v1.DescribeFeaturesResponse.Feature
-	(*DescribeFeaturesResponse_NodeFeatures)(nil),             // 78: tidemark.v1.DescribeFeaturesResponse.NodeFeatures
-	(*DescribeClientQuotasRequest_Component)(nil),             // 79: tidemark.v1.DescribeClientQuotasRequest.Component
-	(*DescribeClientQuotasResponse_Entry)(nil),                // 80: tidemark.v1.DescribeClientQuotasResponse.Entry
-	nil,                                     // 81: tidemark.v1.DescribeClientQuotasResponse.Entry.ValuesEntry
-	(*AlterClientQuotasRequest_Entry)(nil),  // 82: tidemark.v1.AlterClientQuotasRequest.Entry
-	(*AlterClientQuotasRequest_Op)(nil),     // 83: tidemark.v1.AlterClientQuotasRequest.Op
-	(*AlterClientQuotasResponse_Entry)(nil), // 84: tidemark.v1.AlterClientQuotasResponse.Entry
-	(ErrorCode)(0),                          // 85: tidemark.v1.ErrorCode
-	(*Node)(nil),                            // 86: tidemark.v1.Node
-	(*FeatureRange)(nil),                    // 87: tidemark.v1.FeatureRange
-	(*Endpoint)(nil),                        // 88: tidemark.v1.Endpoint
-	(*QuotaEntityPart)(nil),                 // 89: tidemark.v1.QuotaEntityPart
-	(*DescribeQuorumRequest)(nil),           // 90: tidemark.v1.DescribeQuorumRequest
-	(*AddRaftVoterRequest)(nil),             // 91: tidemark.v1.AddRaftVoterRequest
-	(*RemoveRaftVoterRequest)(nil),          // 92: tidemark.v1.RemoveRaftVoterRequest
-	(*DescribeQuorumResponse)(nil),          // 93: tidemark.v1.DescribeQuorumResponse
-	(*RaftVoterResponse)(nil),               // 94: tidemark.v1.RaftVoterResponse
+	(*CreateAclsRequest)(nil),                     // 42: tidemark.v1.CreateAclsRequest
+	(*CreateAclsResponse)(nil),                    // 43: tidemark.v1.CreateAclsResponse
+	(*AclFilter)(nil),                             // 44: tidemark.v1.AclFilter
+	(*DeleteAclsRequest)(nil),                     // 45: tidemark.v1.DeleteAclsRequest
+	(*DeleteAclsResponse)(nil),                    // 46: tidemark.v1.DeleteAclsResponse
+	(*DescribeAclsRequest)(nil),                   // 47: tidemark.v1.DescribeAclsRequest
+	(*DescribeAclsResponse)(nil),                  // 48: tidemark.v1.DescribeAclsResponse
+	(*AlterUserScramCredentialsRequest)(nil),      // 49: tidemark.v1.AlterUserScramCredentialsRequest
+	(*AlterUserScramCredentialsResponse)(nil),     // 50: tidemark.v1.AlterUserScramCredentialsResponse
+	(*DescribeUserScramCredentialsRequest)(nil),   // 51: tidemark.v1.DescribeUserScramCredentialsRequest
+	(*DescribeUserScramCredentialsResponse)(nil),  // 52: tidemark.v1.DescribeUserScramCredentialsResponse
+	(*CreateTopicsRequest_CreatableTopic)(nil),    // 53: tidemark.v1.CreateTopicsRequest.CreatableTopic
+	(*CreateTopicsRequest_TierRebuild)(nil),       // 54: tidemark.v1.CreateTopicsRequest.TierRebuild
+	(*CreateTopicsRequest_ReplicaAssignment)(nil), // 55: tidemark.v1.CreateTopicsRequest.ReplicaAssignment
+	nil,                                                       // 56: tidemark.v1.CreateTopicsRequest.CreatableTopic.ConfigsEntry
+	(*CreateTopicsResponse_Topic)(nil),                        // 57: tidemark.v1.CreateTopicsResponse.Topic
+	(*DeleteTopicsResponse_Topic)(nil),                        // 58: tidemark.v1.DeleteTopicsResponse.Topic
+	(*ListTopicsResponse_Topic)(nil),                          // 59: tidemark.v1.ListTopicsResponse.Topic
+	(*DescribeTopicsResponse_Topic)(nil),                      // 60: tidemark.v1.DescribeTopicsResponse.Topic
+	(*DescribeTopicsResponse_Partition)(nil),                  // 61: tidemark.v1.DescribeTopicsResponse.Partition
+	nil,                                                       // 62: tidemark.v1.DescribeTopicsResponse.Topic.ConfigsEntry
+	(*DescribeLogDirsResponse_LogDir)(nil),                    // 63: tidemark.v1.DescribeLogDirsResponse.LogDir
+	(*DescribeLogDirsResponse_Partition)(nil),                 // 64: tidemark.v1.DescribeLogDirsResponse.Partition
+	(*AlterReplicaLogDirsRequest_Directory)(nil),              // 65: tidemark.v1.AlterReplicaLogDirsRequest.Directory
+	(*AlterReplicaLogDirsRequest_Topic)(nil),                  // 66: tidemark.v1.AlterReplicaLogDirsRequest.Topic
+	(*AlterReplicaLogDirsResponse_Topic)(nil),                 // 67: tidemark.v1.AlterReplicaLogDirsResponse.Topic
+	(*AlterReplicaLogDirsResponse_Partition)(nil),             // 68: tidemark.v1.AlterReplicaLogDirsResponse.Partition
+	(*IncrementalAlterConfigsRequest_Resource)(nil),           // 69: tidemark.v1.IncrementalAlterConfigsRequest.Resource
+	(*IncrementalAlterConfigsRequest_Op)(nil),                 // 70: tidemark.v1.IncrementalAlterConfigsRequest.Op
+	(*IncrementalAlterConfigsResponse_Resource)(nil),          // 71: tidemark.v1.IncrementalAlterConfigsResponse.Resource
+	(*DescribeConfigsRequest_Resource)(nil),                   // 72: tidemark.v1.DescribeConfigsRequest.Resource
+	(*DescribeConfigsResponse_Result)(nil),                    // 73: tidemark.v1.DescribeConfigsResponse.Result
+	(*DescribeConfigsResponse_Entry)(nil),                     // 74: tidemark.v1.DescribeConfigsResponse.Entry
+	(*DescribeConfigsResponse_Synonym)(nil),                   // 75: tidemark.v1.DescribeConfigsResponse.Synonym
+	(*CreatePartitionsRequest_Topic)(nil),                     // 76: tidemark.v1.CreatePartitionsRequest.Topic
+	(*CreatePartitionsRequest_Assignment)(nil),                // 77: tidemark.v1.CreatePartitionsRequest.Assignment
+	(*CreatePartitionsResponse_Topic)(nil),                    // 78: tidemark.v1.CreatePartitionsResponse.Topic
+	(*AlterPartitionReassignmentsRequest_Partition)(nil),      // 79: tidemark.v1.AlterPartitionReassignmentsRequest.Partition
+	(*AlterPartitionReassignmentsRequest_Replicas)(nil),       // 80: tidemark.v1.AlterPartitionReassignmentsRequest.Replicas
+	(*AlterPartitionReassignmentsResponse_Partition)(nil),     // 81: tidemark.v1.AlterPartitionReassignmentsResponse.Partition
+	(*ListPartitionReassignmentsRequest_TopicPartitions)(nil), // 82: tidemark.v1.ListPartitionReassignmentsRequest.TopicPartitions
+	(*ListPartitionReassignmentsResponse_Partition)(nil),      // 83: tidemark.v1.ListPartitionReassignmentsResponse.Partition
+	(*ElectLeadersRequest_Partition)(nil),                     // 84: tidemark.v1.ElectLeadersRequest.Partition
+	(*ElectLeadersResponse_Partition)(nil),                    // 85: tidemark.v1.ElectLeadersResponse.Partition
+	(*UpdateFeaturesRequest_Update)(nil),                      // 86: tidemark.v1.UpdateFeaturesRequest.Update
+	(*UpdateFeaturesResponse_Result)(nil),                     // 87: tidemark.v1.UpdateFeaturesResponse.Result
+	(*DescribeFeaturesResponse_Feature)(nil),                  // 88: tidemark.v1.DescribeFeaturesResponse.Feature
+	(*DescribeFeaturesResponse_NodeFeatures)(nil),             // 89: tidemark.v1.DescribeFeaturesResponse.NodeFeatures
+	(*DescribeClientQuotasRequest_Component)(nil),             // 90: tidemark.v1.DescribeClientQuotasRequest.Component
+	(*DescribeClientQuotasResponse_Entry)(nil),                // 91: tidemark.v1.DescribeClientQuotasResponse.Entry
+	nil,                                                         // 92: tidemark.v1.DescribeClientQuotasResponse.Entry.ValuesEntry
+	(*AlterClientQuotasRequest_Entry)(nil),                      // 93: tidemark.v1.AlterClientQuotasRequest.Entry
+	(*AlterClientQuotasRequest_Op)(nil),                         // 94: tidemark.v1.AlterClientQuotasRequest.Op
+	(*AlterClientQuotasResponse_Entry)(nil),                     // 95: tidemark.v1.AlterClientQuotasResponse.Entry
+	(*CreateAclsResponse_Result)(nil),                           // 96: tidemark.v1.CreateAclsResponse.Result
+	(*DeleteAclsResponse_Result)(nil),                           // 97: tidemark.v1.DeleteAclsResponse.Result
+	(*AlterUserScramCredentialsRequest_Upsertion)(nil),          // 98: tidemark.v1.AlterUserScramCredentialsRequest.Upsertion
+	(*AlterUserScramCredentialsRequest_Deletion)(nil),           // 99: tidemark.v1.AlterUserScramCredentialsRequest.Deletion
+	(*AlterUserScramCredentialsResponse_Result)(nil),            // 100: tidemark.v1.AlterUserScramCredentialsResponse.Result
+	(*DescribeUserScramCredentialsResponse_Result)(nil),         // 101: tidemark.v1.DescribeUserScramCredentialsResponse.Result
+	(*DescribeUserScramCredentialsResponse_CredentialInfo)(nil), // 102: tidemark.v1.DescribeUserScramCredentialsResponse.CredentialInfo
+	(ErrorCode)(0),                                              // 103: tidemark.v1.ErrorCode
+	(*Node)(nil),                                                // 104: tidemark.v1.Node
+	(*AclBinding)(nil),                                          // 105: tidemark.v1.AclBinding
+	(AclResourceType)(0),                                        // 106: tidemark.v1.AclResourceType
+	(AclPatternType)(0),                                         // 107: tidemark.v1.AclPatternType
+	(AclOperation)(0),                                           // 108: tidemark.v1.AclOperation
+	(AclPermission)(0),                                          // 109: tidemark.v1.AclPermission
+	(*FeatureRange)(nil),                                        // 110: tidemark.v1.FeatureRange
+	(*Endpoint)(nil),                                            // 111: tidemark.v1.Endpoint
+	(*QuotaEntityPart)(nil),                                     // 112: tidemark.v1.QuotaEntityPart
+	(ScramMechanism)(0),                                         // 113: tidemark.v1.ScramMechanism
+	(*DescribeQuorumRequest)(nil),                               // 114: tidemark.v1.DescribeQuorumRequest
+	(*AddRaftVoterRequest)(nil),                                 // 115: tidemark.v1.AddRaftVoterRequest
+	(*RemoveRaftVoterRequest)(nil),                              // 116: tidemark.v1.RemoveRaftVoterRequest
+	(*DescribeQuorumResponse)(nil),                              // 117: tidemark.v1.DescribeQuorumResponse
+	(*RaftVoterResponse)(nil),                                   // 118: tidemark.v1.RaftVoterResponse
 }
 var file_tidemark_v1_admin_proto_depIdxs = []int32{
-	42,  // 0: tidemark.v1.CreateTopicsRequest.topics:type_name -> tidemark.v1.CreateTopicsRequest.CreatableTopic
-	85,  // 1: tidemark.v1.CreateTopicsResponse.error_code:type_name -> tidemark.v1.ErrorCode
-	46,  // 2: tidemark.v1.CreateTopicsResponse.topics:type_name -> tidemark.v1.CreateTopicsResponse.Topic
-	85,  // 3: tidemark.v1.DeleteTopicsResponse.error_code:type_name -> tidemark.v1.ErrorCode
-	47,  // 4: tidemark.v1.DeleteTopicsResponse.topics:type_name -> tidemark.v1.DeleteTopicsResponse.Topic
-	85,  // 5: tidemark.v1.ListTopicsResponse.error_code:type_name -> tidemark.v1.ErrorCode
-	48,  // 6: tidemark.v1.ListTopicsResponse.topics:type_name -> tidemark.v1.ListTopicsResponse.Topic
-	85,  // 7: tidemark.v1.DescribeTopicsResponse.error_code:type_name -> tidemark.v1.ErrorCode
-	49,  // 8: tidemark.v1.DescribeTopicsResponse.topics:type_name -> tidemark.v1.DescribeTopicsResponse.Topic
-	85,  // 9: tidemark.v1.DescribeClusterResponse.error_code:type_name -> tidemark.v1.ErrorCode
-	86,  // 10: tidemark.v1.DescribeClusterResponse.brokers:type_name -> tidemark.v1.Node
-	85,  // 11: tidemark.v1.DescribeLogDirsResponse.error_code:type_name -> tidemark.v1.ErrorCode
-	52,  // 12: tidemark.v1.DescribeLogDirsResponse.results:type_name -> tidemark.v1.DescribeLogDirsResponse.LogDir
-	54,  // 13: tidemark.v1.AlterReplicaLogDirsRequest.dirs:type_name -> tidemark.v1.AlterReplicaLogDirsRequest.Directory
-	85,  // 14: tidemark.v1.AlterReplicaLogDirsResponse.error_code:type_name -> tidemark.v1.ErrorCode
-	56,  // 15: tidemark.v1.AlterReplicaLogDirsResponse.results:type_name -> tidemark.v1.AlterReplicaLogDirsResponse.Topic
-	58,  // 16: tidemark.v1.IncrementalAlterConfigsRequest.resources:type_name -> tidemark.v1.IncrementalAlterConfigsRequest.Resource
-	85,  // 17: tidemark.v1.IncrementalAlterConfigsResponse.error_code:type_name -> tidemark.v1.ErrorCode
-	60,  // 18: tidemark.v1.IncrementalAlterConfigsResponse.responses:type_name -> tidemark.v1.IncrementalAlterConfigsResponse.Resource
-	61,  // 19: tidemark.v1.DescribeConfigsRequest.resources:type_name -> tidemark.v1.DescribeConfigsRequest.Resource
-	85,  // 20: tidemark.v1.DescribeConfigsResponse.error_code:type_name -> tidemark.v1.ErrorCode
-	62,  // 21: tidemark.v1.DescribeConfigsResponse.results:type_name -> tidemark.v1.DescribeConfigsResponse.Result
-	65,  // 22: tidemark.v1.CreatePartitionsRequest.topics:type_name -> tidemark.v1.CreatePartitionsRequest.Topic
-	85,  // 23: tidemark.v1.CreatePartitionsResponse.error_code:type_name -> tidemark.v1.ErrorCode
-	67,  // 24: tidemark.v1.CreatePartitionsResponse.results:type_name -> tidemark.v1.CreatePartitionsResponse.Topic
-	68,  // 25: tidemark.v1.AlterPartitionReassignmentsRequest.partitions:type_name -> tidemark.v1.AlterPartitionReassignmentsRequest.Partition
-	85,  // 26: tidemark.v1.AlterPartitionReassignmentsResponse.error_code:type_name -> tidemark.v1.ErrorCode
-	70,  // 27: tidemark.v1.AlterPartitionReassignmentsResponse.responses:type_name -> tidemark.v1.AlterPartitionReassignmentsResponse.Partition
-	71,  // 28: tidemark.v1.ListPartitionReassignmentsRequest.topics:type_name -> tidemark.v1.ListPartitionReassignmentsRequest.TopicPartitions
-	85,  // 29: tidemark.v1.ListPartitionReassignmentsResponse.error_code:type_name -> tidemark.v1.ErrorCode
-	72,  // 30: tidemark.v1.ListPartitionReassignmentsResponse.partitions:type_name -> tidemark.v1.ListPartitionReassignmentsResponse.Partition
+	53,  // 0: tidemark.v1.CreateTopicsRequest.topics:type_name -> tidemark.v1.CreateTopicsRequest.CreatableTopic
+	103, // 1: tidemark.v1.CreateTopicsResponse.error_code:type_name -> tidemark.v1.ErrorCode
+	57,  // 2: tidemark.v1.CreateTopicsResponse.topics:type_name -> tidemark.v1.CreateTopicsResponse.Topic
+	103, // 3: tidemark.v1.DeleteTopicsResponse.error_code:type_name -> tidemark.v1.ErrorCode
+	58,  // 4: tidemark.v1.DeleteTopicsResponse.topics:type_name -> tidemark.v1.DeleteTopicsResponse.Topic
+	103, // 5: tidemark.v1.ListTopicsResponse.error_code:type_name -> tidemark.v1.ErrorCode
+	59,  // 6: tidemark.v1.ListTopicsResponse.topics:type_name -> tidemark.v1.ListTopicsResponse.Topic
+	103, // 7: tidemark.v1.DescribeTopicsResponse.error_code:type_name -> tidemark.v1.ErrorCode
+	60,  // 8: tidemark.v1.DescribeTopicsResponse.topics:type_name -> tidemark.v1.DescribeTopicsResponse.Topic
+	103, // 9: tidemark.v1.DescribeClusterResponse.error_code:type_name -> tidemark.v1.ErrorCode
+	104, // 10: tidemark.v1.DescribeClusterResponse.brokers:type_name -> tidemark.v1.Node
+	103, // 11: tidemark.v1.DescribeLogDirsResponse.error_code:type_name -> tidemark.v1.ErrorCode
+	63,  // 12: tidemark.v1.DescribeLogDirsResponse.results:type_name -> tidemark.v1.DescribeLogDirsResponse.LogDir
+	65,  // 13: tidemark.v1.AlterReplicaLogDirsRequest.dirs:type_name -> tidemark.v1.AlterReplicaLogDirsRequest.Directory
+	103, // 14: tidemark.v1.AlterReplicaLogDirsResponse.error_code:type_name -> tidemark.v1.ErrorCode
+	67,  // 15: tidemark.v1.AlterReplicaLogDirsResponse.results:type_name -> tidemark.v1.AlterReplicaLogDirsResponse.Topic
+	69,  // 16: tidemark.v1.IncrementalAlterConfigsRequest.resources:type_name -> tidemark.v1.IncrementalAlterConfigsRequest.Resource
+	103, // 17: tidemark.v1.IncrementalAlterConfigsResponse.error_code:type_name -> tidemark.v1.ErrorCode
+	71,  // 18: tidemark.v1.IncrementalAlterConfigsResponse.responses:type_name -> tidemark.v1.IncrementalAlterConfigsResponse.Resource
+	72,  // 19: tidemark.v1.DescribeConfigsRequest.resources:type_name -> tidemark.v1.DescribeConfigsRequest.Resource
+	103, // 20: tidemark.v1.DescribeConfigsResponse.error_code:type_name -> tidemark.v1.ErrorCode
+	73,  // 21: tidemark.v1.DescribeConfigsResponse.results:type_name -> tidemark.v1.DescribeConfigsResponse.Result
+	76,  // 22: tidemark.v1.CreatePartitionsRequest.topics:type_name -> tidemark.v1.CreatePartitionsRequest.Topic
+	103, // 23: tidemark.v1.CreatePartitionsResponse.error_code:type_name -> tidemark.v1.ErrorCode
+	78,  // 24: tidemark.v1.CreatePartitionsResponse.results:type_name -> tidemark.v1.CreatePartitionsResponse.Topic
+	79,  // 25: tidemark.v1.AlterPartitionReassignmentsRequest.partitions:type_name -> tidemark.v1.AlterPartitionReassignmentsRequest.Partition
+	103, // 26: tidemark.v1.AlterPartitionReassignmentsResponse.error_code:type_name -> tidemark.v1.ErrorCode
+	81,  // 27: tidemark.v1.AlterPartitionReassignmentsResponse.responses:type_name -> tidemark.v1.AlterPartitionReassignmentsResponse.Partition
+	82,  // 28: tidemark.v1.ListPartitionReassignmentsRequest.topics:type_name -> tidemark.v1.ListPartitionReassignmentsRequest.TopicPartitions
+	103, // 29: tidemark.v1.ListPartitionReassignmentsResponse.error_code:type_name -> tidemark.v1.ErrorCode
+	83,  // 30: tidemark.v1.ListPartitionReassignmentsResponse.partitions:type_name -> tidemark.v1.ListPartitionReassignmentsResponse.Partition
 	2,   // 31: tidemark.v1.ElectLeadersRequest.election_type:type_name -> tidemark.v1.ElectLeadersRequest.Type
-	73,  // 32: tidemark.v1.ElectLeadersRequest.partitions:type_name -> tidemark.v1.ElectLeadersRequest.Partition
-	85,  // 33: tidemark.v1.ElectLeadersResponse.error_code:type_name -> tidemark.v1.ErrorCode
-	74,  // 34: tidemark.v1.ElectLeadersResponse.results:type_name -> tidemark.v1.ElectLeadersResponse.Partition
-	75,  // 35: tidemark.v1.UpdateFeaturesRequest.updates:type_name -> tidemark.v1.UpdateFeaturesRequest.Update
-	85,  // 36: tidemark.v1.UpdateFeaturesResponse.error_code:type_name -> tidemark.v1.ErrorCode
-	76,  // 37: tidemark.v1.UpdateFeaturesResponse.results:type_name -> tidemark.v1.UpdateFeaturesResponse.Result
-	85,  // 38: tidemark.v1.DescribeFeaturesResponse.error_code:type_name -> tidemark.v1.ErrorCode
-	77,  // 39: tidemark.v1.DescribeFeaturesResponse.features:type_name -> tidemark.v1.DescribeFeaturesResponse.Feature
-	78,  // 40: tidemark.v1.DescribeFeaturesResponse.nodes:type_name -> tidemark.v1.DescribeFeaturesResponse.NodeFeatures
-	79,  // 41: tidemark.v1.DescribeClientQuotasRequest.components:type_name -> tidemark.v1.DescribeClientQuotasRequest.Component
-	85,  // 42: tidemark.v1.DescribeClientQuotasResponse.error_code:type_name -> tidemark.v1.ErrorCode
-	80,  // 43: tidemark.v1.DescribeClientQuotasResponse.entries:type_name -> tidemark.v1.DescribeClientQuotasResponse.Entry
-	82,  // 44: tidemark.v1.AlterClientQuotasRequest.entries:type_name -> tidemark.v1.AlterClientQuotasRequest.Entry
-	85,  // 45: tidemark.v1.AlterClientQuotasResponse.error_code:type_name -> tidemark.v1.ErrorCode
-	84,  // 46: tidemark.v1.AlterClientQuotasResponse.entries:type_name -> tidemark.v1.AlterClientQuotasResponse.Entry
-	85,  // 47: tidemark.v1.UnregisterBrokerResponse.error_code:type_name -> tidemark.v1.ErrorCode
-	44,  // 48: tidemark.v1.CreateTopicsRequest.CreatableTopic.assignments:type_name -> tidemark.v1.CreateTopicsRequest.ReplicaAssignment
-	45,  // 49: tidemark.v1.CreateTopicsRequest.CreatableTopic.configs:type_name -> tidemark.v1.CreateTopicsRequest.CreatableTopic.ConfigsEntry
-	43,  // 50: tidemark.v1.CreateTopicsRequest.CreatableTopic.rebuild:type_name -> tidemark.v1.CreateTopicsRequest.TierRebuild
-	85,  // 51: tidemark.v1.CreateTopicsResponse.Topic.error_code:type_name -> tidemark.v1.ErrorCode
-	85,  // 52: tidemark.v1.DeleteTopicsResponse.Topic.error_code:type_name -> tidemark.v1.ErrorCode
-	85,  // 53: tidemark.v1.DescribeTopicsResponse.Topic.error_code:type_name -> tidemark.v1.ErrorCode
-	50,  // 54: tidemark.v1.DescribeTopicsResponse.Topic.partitions:type_name -> tidemark.v1.DescribeTopicsResponse.Partition
-	51,  // 55: tidemark.v1.DescribeTopicsResponse.Topic.configs:type_name -> tidemark.v1.DescribeTopicsResponse.Topic.ConfigsEntry
-	85,  // 56: tidemark.v1.DescribeLogDirsResponse.LogDir.error_code:type_name -> tidemark.v1.ErrorCode
-	53,  // 57: tidemark.v1.DescribeLogDirsResponse.LogDir.partitions:type_name -> tidemark.v1.DescribeLogDirsResponse.Partition
-	55,  // 58: tidemark.v1.AlterReplicaLogDirsRequest.Directory.topics:type_name -> tidemark.v1.AlterReplicaLogDirsRequest.Topic
-	57,  // 59: tidemark.v1.AlterReplicaLogDirsResponse.Topic.partitions:type_name -> tidemark.v1.AlterReplicaLogDirsResponse.Partition
-	85,  // 60: tidemark.v1.AlterReplicaLogDirsResponse.Partition.error_code:type_name -> tidemark.v1.ErrorCode
-	19,  // 61: tidemark.v1.IncrementalAlterConfigsRequest.Resource.resource:type_name -> tidemark.v1.ConfigResource
-	59,  // 62: tidemark.v1.IncrementalAlterConfigsRequest.Resource.ops:type_name -> tidemark.v1.IncrementalAlterConfigsRequest.Op
-	0,   // 63: tidemark.v1.IncrementalAlterConfigsRequest.Op.type:type_name -> tidemark.v1.IncrementalAlterConfigsRequest.Type
-	19,  // 64: tidemark.v1.IncrementalAlterConfigsResponse.Resource.resource:type_name -> tidemark.v1.ConfigResource
-	85,  // 65: tidemark.v1.IncrementalAlterConfigsResponse.Resource.error_code:type_name -> tidemark.v1.ErrorCode
-	19,  // 66: tidemark.v1.DescribeConfigsRequest.Resource.resource:type_name -> tidemark.v1.ConfigResource
-	19,  // 67: tidemark.v1.DescribeConfigsResponse.Result.resource:type_name -> tidemark.v1.ConfigResource
-	85,  // 68: tidemark.v1.DescribeConfigsResponse.Result.error_code:type_name -> tidemark.v1.ErrorCode
-	63,  // 69: tidemark.v1.DescribeConfigsResponse.Result.configs:type_name -> tidemark.v1.DescribeConfigsResponse.Entry
-	1,   // 70: tidemark.v1.DescribeConfigsResponse.Entry.source:type_name -> tidemark.v1.DescribeConfigsResponse.Source
-	64,  // 71: tidemark.v1.DescribeConfigsResponse.Entry.synonyms:type_name -> tidemark.v1.DescribeConfigsResponse.Synonym
-	1,   // 72: tidemark.v1.DescribeConfigsResponse.Synonym.source:type_name -> tidemark.v1.DescribeConfigsResponse.Source
-	66,  // 73: tidemark.v1.CreatePartitionsRequest.Topic.assignments:type_name -> tidemark.v1.CreatePartitionsRequest.Assignment
-	85,  // 74: tidemark.v1.CreatePartitionsResponse.Topic.error_code:type_name -> tidemark.v1.ErrorCode
-	69,  // 75: tidemark.v1.AlterPartitionReassignmentsRequest.Partition.replicas:type_name -> tidemark.v1.AlterPartitionReassignmentsRequest.Replicas
-	85,  // 76: tidemark.v1.AlterPartitionReassignmentsResponse.Partition.error_code:type_name -> tidemark.v1.ErrorCode
-	85,  // 77: tidemark.v1.ElectLeadersResponse.Partition.error_code:type_name -> tidemark.v1.ErrorCode
-	3,   // 78: tidemark.v1.UpdateFeaturesRequest.Update.type:type_name -> tidemark.v1.UpdateFeaturesRequest.Type
-	85,  // 79: tidemark.v1.UpdateFeaturesResponse.Result.error_code:type_name -> tidemark.v1.ErrorCode
-	87,  // 80: tidemark.v1.DescribeFeaturesResponse.NodeFeatures.features:type_name -> tidemark.v1.FeatureRange
-	88,  // 81: tidemark.v1.DescribeFeaturesResponse.NodeFeatures.listeners:type_name -> tidemark.v1.Endpoint
-	4,   // 82: tidemark.v1.DescribeClientQuotasRequest.Component.match_type:type_name -> tidemark.v1.DescribeClientQuotasRequest.MatchType
-	89,  // 83: tidemark.v1.DescribeClientQuotasResponse.Entry.entity:type_name -> tidemark.v1.QuotaEntityPart
-	81,  // 84: tidemark.v1.DescribeClientQuotasResponse.Entry.values:type_name -> tidemark.v1.DescribeClientQuotasResponse.Entry.ValuesEntry
-	89,  // 85: tidemark.v1.AlterClientQuotasRequest.Entry.entity:type_name -> tidemark.v1.QuotaEntityPart
-	83,  // 86: tidemark.v1.AlterClientQuotasRequest.Entry.ops:type_name -> tidemark.v1.AlterClientQuotasRequest.Op
-	89,  // 87: tidemark.v1.AlterClientQuotasResponse.Entry.entity:type_name -> tidemark.v1.QuotaEntityPart
-	85,  // 88: tidemark.v1.AlterClientQuotasResponse.Entry.error_code:type_name -> tidemark.v1.ErrorCode
-	5,   // 89: tidemark.v1.Admin.CreateTopics:input_type -> tidemark.v1.CreateTopicsRequest
-	7,   // 90: tidemark.v1.Admin.DeleteTopics:input_type -> tidemark.v1.DeleteTopicsRequest
-	9,   // 91: tidemark.v1.Admin.ListTopics:input_type -> tidemark.v1.ListTopicsRequest
-	11,  // 92: tidemark.v1.Admin.DescribeTopics:input_type -> tidemark.v1.DescribeTopicsRequest
-	13,  // 93: tidemark.v1.Admin.DescribeCluster:input_type -> tidemark.v1.DescribeClusterRequest
-	90,  // 94: tidemark.v1.Admin.DescribeMetadataQuorum:input_type -> tidemark.v1.DescribeQuorumRequest
-	15,  // 95: tidemark.v1.Admin.DescribeLogDirs:input_type -> tidemark.v1.DescribeLogDirsRequest
-	17,  // 96: tidemark.v1.Admin.AlterReplicaLogDirs:input_type -> tidemark.v1.AlterReplicaLogDirsRequest
-	20,  // 97: tidemark.v1.Admin.IncrementalAlterConfigs:input_type -> tidemark.v1.IncrementalAlterConfigsRequest
-	22,  // 98: tidemark.v1.Admin.DescribeConfigs:input_type -> tidemark.v1.DescribeConfigsRequest
-	24,  // 99: tidemark.v1.Admin.CreatePartitions:input_type -> tidemark.v1.CreatePartitionsRequest
-	26,  // 100: tidemark.v1.Admin.AlterPartitionReassignments:input_type -> tidemark.v1.AlterPartitionReassignmentsRequest
-	28,  // 101: tidemark.v1.Admin.ListPartitionReassignments:input_type -> tidemark.v1.ListPartitionReassignmentsRequest
-	30,  // 102: tidemark.v1.Admin.ElectLeaders:input_type -> tidemark.v1.ElectLeadersRequest
-	32,  // 103: tidemark.v1.Admin.UpdateFeatures:input_type -> tidemark.v1.UpdateFeaturesRequest
-	34,  // 104: tidemark.v1.Admin.DescribeFeatures:input_type -> tidemark.v1.DescribeFeaturesRequest
-	36,  // 105: tidemark.v1.Admin.DescribeClientQuotas:input_type -> tidemark.v1.DescribeClientQuotasRequest
-	38,  // 106: tidemark.v1.Admin.AlterClientQuotas:input_type -> tidemark.v1.AlterClientQuotasRequest
-	40,  // 107: tidemark.v1.Admin.UnregisterBroker:input_type -> tidemark.v1.UnregisterBrokerRequest
-	91,  // 108: tidemark.v1.Admin.AddRaftVoter:input_type -> tidemark.v1.AddRaftVoterRequest
-	92,  // 109: tidemark.v1.Admin.RemoveRaftVoter:input_type -> tidemark.v1.RemoveRaftVoterRequest
-	6,   // 110: tidemark.v1.Admin.CreateTopics:output_type -> tidemark.v1.CreateTopicsResponse
-	8,   // 111: tidemark.v1.Admin.DeleteTopics:output_type -> tidemark.v1.DeleteTopicsResponse
-	10,  // 112: tidemark.v1.Admin.ListTopics:output_type -> tidemark.v1.ListTopicsResponse
-	12,  // 113: tidemark.v1.Admin.DescribeTopics:output_type -> tidemark.v1.DescribeTopicsResponse
-	14,  // 114: tidemark.v1.Admin.DescribeCluster:output_type -> tidemark.v1.DescribeClusterResponse
-	93,  // 115: tidemark.v1.Admin.DescribeMetadataQuorum:output_type -> tidemark.v1.DescribeQuorumResponse
-	16,  // 116: tidemark.v1.Admin.DescribeLogDirs:output_type -> tidemark.v1.DescribeLogDirsResponse
-	18,  // 117: tidemark.v1.Admin.AlterReplicaLogDirs:output_type -> tidemark.v1.AlterReplicaLogDirsResponse
-	21,  // 118: tidemark.v1.Admin.IncrementalAlterConfigs:output_type -> tidemark.v1.IncrementalAlterConfigsResponse
-	23,  // 119: tidemark.v1.Admin.DescribeConfigs:output_type -> tidemark.v1.DescribeConfigsResponse
-	25,  // 120: tidemark.v1.Admin.CreatePartitions:output_type -> tidemark.v1.CreatePartitionsResponse
-	27,  // 121: tidemark.v1.Admin.AlterPartitionReassignments:output_type -> tidemark.v1.AlterPartitionReassignmentsResponse
-	29,  // 122: tidemark.v1.Admin.ListPartitionReassignments:output_type -> tidemark.v1.ListPartitionReassignmentsResponse
-	31,  // 123: tidemark.v1.Admin.ElectLeaders:output_type -> tidemark.v1.ElectLeadersResponse
-	33,  // 124: tidemark.v1.Admin.UpdateFeatures:output_type -> tidemark.v1.UpdateFeaturesResponse
-	35,  // 125: tidemark.v1.Admin.DescribeFeatures:output_type -> tidemark.v1.DescribeFeaturesResponse
-	37,  // 126: tidemark.v1.Admin.DescribeClientQuotas:output_type -> tidemark.v1.DescribeClientQuotasResponse
-	39,  // 127: tidemark.v1.Admin.AlterClientQuotas:output_type -> tidemark.v1.AlterClientQuotasResponse
-	41,  // 128: tidemark.v1.Admin.UnregisterBroker:output_type -> tidemark.v1.UnregisterBrokerResponse
-	94,  // 129: tidemark.v1.Admin.AddRaftVoter:output_type -> tidemark.v1.RaftVoterResponse
-	94,  // 130: tidemark.v1.Admin.RemoveRaftVoter:output_type -> tidemark.v1.RaftVoterResponse
-	110, // [110:131] is the sub-list for method output_type
-	89,  // [89:110] is the sub-list for method input_type
-	89,  // [89:89] is the sub-list for extension type_name
-	89,  // [89:89] is the sub-list for extension extendee
-	0,   // [0:89] is the sub-list for field type_name
+	84,  // 32: tidemark.v1.ElectLeadersRequest.partitions:type_name -> tidemark.v1.ElectLeadersRequest.Partition
+	103, // 33: tidemark.v1.ElectLeadersResponse.error_code:type_name -> tidemark.v1.ErrorCode
+	85,  // 34: tidemark.v1.ElectLeadersResponse.results:type_name -> tidemark.v1.ElectLeadersResponse.Partition
+	86,  // 35: tidemark.v1.UpdateFeaturesRequest.updates:type_name -> tidemark.v1.UpdateFeaturesRequest.Update
+	103, // 36: tidemark.v1.UpdateFeaturesResponse.error_code:type_name -> tidemark.v1.ErrorCode
+	87,  // 37: tidemark.v1.UpdateFeaturesResponse.results:type_name -> tidemark.v1.UpdateFeaturesResponse.Result
+	103, // 38: tidemark.v1.DescribeFeaturesResponse.error_code:type_name -> tidemark.v1.ErrorCode
+	88,  // 39: tidemark.v1.DescribeFeaturesResponse.features:type_name -> tidemark.v1.DescribeFeaturesResponse.Feature
+	89,  // 40: tidemark.v1.DescribeFeaturesResponse.nodes:type_name -> tidemark.v1.DescribeFeaturesResponse.NodeFeatures
+	90,  // 41: tidemark.v1.DescribeClientQuotasRequest.components:type_name -> tidemark.v1.DescribeClientQuotasRequest.Component
+	103, // 42: tidemark.v1.DescribeClientQuotasResponse.error_code:type_name -> tidemark.v1.ErrorCode
+	91,  // 43: tidemark.v1.DescribeClientQuotasResponse.entries:type_name -> tidemark.v1.DescribeClientQuotasResponse.Entry
+	93,  // 44: tidemark.v1.AlterClientQuotasRequest.entries:type_name -> tidemark.v1.AlterClientQuotasRequest.Entry
+	103, // 45: tidemark.v1.AlterClientQuotasResponse.error_code:type_name -> tidemark.v1.ErrorCode
+	95,  // 46: tidemark.v1.AlterClientQuotasResponse.entries:type_name -> tidemark.v1.AlterClientQuotasResponse.Entry
+	103, // 47: tidemark.v1.UnregisterBrokerResponse.error_code:type_name -> tidemark.v1.ErrorCode
+	105, // 48: tidemark.v1.CreateAclsRequest.creations:type_name -> tidemark.v1.AclBinding
+	103, // 49: tidemark.v1.CreateAclsResponse.error_code:type_name -> tidemark.v1.ErrorCode
+	96,  // 50: tidemark.v1.CreateAclsResponse.results:type_name -> tidemark.v1.CreateAclsResponse.Result
+	106, // 51: tidemark.v1.AclFilter.resource_type:type_name -> tidemark.v1.AclResourceType
+	107, // 52: tidemark.v1.AclFilter.pattern_type:type_name -> tidemark.v1.AclPatternType
+	108, // 53: tidemark.v1.AclFilter.operation:type_name -> tidemark.v1.AclOperation
+	109, // 54: tidemark.v1.AclFilter.permission:type_name -> tidemark.v1.AclPermission
+	44,  // 55: tidemark.v1.DeleteAclsRequest.filters:type_name -> tidemark.v1.AclFilter
+	103, // 56: tidemark.v1.DeleteAclsResponse.error_code:type_name -> tidemark.v1.ErrorCode
+	97,  // 57: tidemark.v1.DeleteAclsResponse.results:type_name -> tidemark.v1.DeleteAclsResponse.Result
+	44,  // 58: tidemark.v1.DescribeAclsRequest.filter:type_name -> tidemark.v1.AclFilter
+	103, // 59: tidemark.v1.DescribeAclsResponse.error_code:type_name -> tidemark.v1.ErrorCode
+	105, // 60: tidemark.v1.DescribeAclsResponse.bindings:type_name -> tidemark.v1.AclBinding
+	98,  // 61: tidemark.v1.AlterUserScramCredentialsRequest.upsertions:type_name -> tidemark.v1.AlterUserScramCredentialsRequest.Upsertion
+	99,  // 62: tidemark.v1.AlterUserScramCredentialsRequest.deletions:type_name -> tidemark.v1.AlterUserScramCredentialsRequest.Deletion
+	103, // 63: tidemark.v1.AlterUserScramCredentialsResponse.error_code:type_name -> tidemark.v1.ErrorCode
+	100, // 64: tidemark.v1.AlterUserScramCredentialsResponse.results:type_name -> tidemark.v1.AlterUserScramCredentialsResponse.Result
+	103, // 65: tidemark.v1.DescribeUserScramCredentialsResponse.error_code:type_name -> tidemark.v1.ErrorCode
+	101, // 66: tidemark.v1.DescribeUserScramCredentialsResponse.results:type_name -> tidemark.v1.DescribeUserScramCredentialsResponse.Result
+	55,  // 67: tidemark.v1.CreateTopicsRequest.CreatableTopic.assignments:type_name -> tidemark.v1.CreateTopicsRequest.ReplicaAssignment
+	56,  // 68: tidemark.v1.CreateTopicsRequest.CreatableTopic.configs:type_name -> tidemark.v1.CreateTopicsRequest.CreatableTopic.ConfigsEntry
+	54,  // 69: tidemark.v1.CreateTopicsRequest.CreatableTopic.rebuild:type_name -> tidemark.v1.CreateTopicsRequest.TierRebuild
+	103, // 70: tidemark.v1.CreateTopicsResponse.Topic.error_code:type_name -> tidemark.v1.ErrorCode
+	103, // 71: tidemark.v1.DeleteTopicsResponse.Topic.error_code:type_name -> tidemark.v1.ErrorCode
+	103, // 72: tidemark.v1.DescribeTopicsResponse.Topic.error_code:type_name -> tidemark.v1.ErrorCode
+	61,  // 73: tidemark.v1.DescribeTopicsResponse.Topic.partitions:type_name -> tidemark.v1.DescribeTopicsResponse.Partition
+	62,  // 74: tidemark.v1.DescribeTopicsResponse.Topic.configs:type_name -> tidemark.v1.DescribeTopicsResponse.Topic.ConfigsEntry
+	103, // 75: tidemark.v1.DescribeLogDirsResponse.LogDir.error_code:type_name -> tidemark.v1.ErrorCode
+	64,  // 76: tidemark.v1.DescribeLogDirsResponse.LogDir.partitions:type_name -> tidemark.v1.DescribeLogDirsResponse.Partition
+	66,  // 77: tidemark.v1.AlterReplicaLogDirsRequest.Directory.topics:type_name -> tidemark.v1.AlterReplicaLogDirsRequest.Topic
+	68,  // 78: tidemark.v1.AlterReplicaLogDirsResponse.Topic.partitions:type_name -> tidemark.v1.AlterReplicaLogDirsResponse.Partition
+	103, // 79: tidemark.v1.AlterReplicaLogDirsResponse.Partition.error_code:type_name -> tidemark.v1.ErrorCode
+	19,  // 80: tidemark.v1.IncrementalAlterConfigsRequest.Resource.resource:type_name -> tidemark.v1.ConfigResource
+	70,  // 81: tidemark.v1.IncrementalAlterConfigsRequest.Resource.ops:type_name -> tidemark.v1.IncrementalAlterConfigsRequest.Op
+	0,   // 82: tidemark.v1.IncrementalAlterConfigsRequest.Op.type:type_name -> tidemark.v1.IncrementalAlterConfigsRequest.Type
+	19,  // 83: tidemark.v1.IncrementalAlterConfigsResponse.Resource.resource:type_name -> tidemark.v1.ConfigResource
+	103, // 84: tidemark.v1.IncrementalAlterConfigsResponse.Resource.error_code:type_name -> tidemark.v1.ErrorCode
+	19,  // 85: tidemark.v1.DescribeConfigsRequest.Resource.resource:type_name -> tidemark.v1.ConfigResource
+	19,  // 86: tidemark.v1.DescribeConfigsResponse.Result.resource:type_name -> tidemark.v1.ConfigResource
+	103, // 87: tidemark.v1.DescribeConfigsResponse.Result.error_code:type_name -> tidemark.v1.ErrorCode
+	74,  // 88: tidemark.v1.DescribeConfigsResponse.Result.configs:type_name -> tidemark.v1.DescribeConfigsResponse.Entry
+	1,   // 89: tidemark.v1.DescribeConfigsResponse.Entry.source:type_name -> tidemark.v1.DescribeConfigsResponse.Source
+	75,  // 90: tidemark.v1.DescribeConfigsResponse.Entry.synonyms:type_name -> tidemark.v1.DescribeConfigsResponse.Synonym
+	1,   // 91: tidemark.v1.DescribeConfigsResponse.Synonym.source:type_name -> tidemark.v1.DescribeConfigsResponse.Source
+	77,  // 92: tidemark.v1.CreatePartitionsRequest.Topic.assignments:type_name -> tidemark.v1.CreatePartitionsRequest.Assignment
+	103, // 93: tidemark.v1.CreatePartitionsResponse.Topic.error_code:type_name -> tidemark.v1.ErrorCode
+	80,  // 94: tidemark.v1.AlterPartitionReassignmentsRequest.Partition.replicas:type_name -> tidemark.v1.AlterPartitionReassignmentsRequest.Replicas
+	103, // 95: tidemark.v1.AlterPartitionReassignmentsResponse.Partition.error_code:type_name -> tidemark.v1.ErrorCode
+	103, // 96: tidemark.v1.ElectLeadersResponse.Partition.error_code:type_name -> tidemark.v1.ErrorCode
+	3,   // 97: tidemark.v1.UpdateFeaturesRequest.Update.type:type_name -> tidemark.v1.UpdateFeaturesRequest.Type
+	103, // 98: tidemark.v1.UpdateFeaturesResponse.Result.error_code:type_name -> tidemark.v1.ErrorCode
+	110, // 99: tidemark.v1.DescribeFeaturesResponse.NodeFeatures.features:type_name -> tidemark.v1.FeatureRange
+	111, // 100: tidemark.v1.DescribeFeaturesResponse.NodeFeatures.listeners:type_name -> tidemark.v1.Endpoint
+	4,   // 101: tidemark.v1.DescribeClientQuotasRequest.Component.match_type:type_name -> tidemark.v1.DescribeClientQuotasRequest.MatchType
+	112, // 102: tidemark.v1.DescribeClientQuotasResponse.Entry.entity:type_name -> tidemark.v1.QuotaEntityPart
+	92,  // 103: tidemark.v1.DescribeClientQuotasResponse.Entry.values:type_name -> tidemark.v1.DescribeClientQuotasResponse.Entry.ValuesEntry
+	112, // 104: tidemark.v1.AlterClientQuotasRequest.Entry.entity:type_name -> tidemark.v1.QuotaEntityPart
+	94,  // 105: tidemark.v1.AlterClientQuotasRequest.Entry.ops:type_name -> tidemark.v1.AlterClientQuotasRequest.Op
+	112, // 106: tidemark.v1.AlterClientQuotasResponse.Entry.entity:type_name -> tidemark.v1.QuotaEntityPart
+	103, // 107: tidemark.v1.AlterClientQuotasResponse.Entry.error_code:type_name -> tidemark.v1.ErrorCode
+	103, // 108: tidemark.v1.CreateAclsResponse.Result.error_code:type_name -> tidemark.v1.ErrorCode
+	103, // 109: tidemark.v1.DeleteAclsResponse.Result.error_code:type_name -> tidemark.v1.ErrorCode
+	105, // 110: tidemark.v1.DeleteAclsResponse.Result.matching:type_name -> tidemark.v1.AclBinding
+	113, // 111: tidemark.v1.AlterUserScramCredentialsRequest.Upsertion.mechanism:type_name -> tidemark.v1.ScramMechanism
+	113, // 112: tidemark.v1.AlterUserScramCredentialsRequest.Deletion.mechanism:type_name -> tidemark.v1.ScramMechanism
+	103, // 113: tidemark.v1.AlterUserScramCredentialsResponse.Result.error_code:type_name -> tidemark.v1.ErrorCode
+	103, // 114: tidemark.v1.DescribeUserScramCredentialsResponse.Result.error_code:type_name -> tidemark.v1.ErrorCode
+	102, // 115: tidemark.v1.DescribeUserScramCredentialsResponse.Result.credential_infos:type_name -> tidemark.v1.DescribeUserScramCredentialsResponse.CredentialInfo
+	113, // 116: tidemark.v1.DescribeUserScramCredentialsResponse.CredentialInfo.mechanism:type_name -> tidemark.v1.ScramMechanism
+	5,   // 117: tidemark.v1.Admin.CreateTopics:input_type -> tidemark.v1.CreateTopicsRequest
+	7,   // 118: tidemark.v1.Admin.DeleteTopics:input_type -> tidemark.v1.DeleteTopicsRequest
+	9,   // 119: tidemark.v1.Admin.ListTopics:input_type -> tidemark.v1.ListTopicsRequest
+	11,  // 120: tidemark.v1.Admin.DescribeTopics:input_type -> tidemark.v1.DescribeTopicsRequest
+	13,  // 121: tidemark.v1.Admin.DescribeCluster:input_type -> tidemark.v1.DescribeClusterRequest
+	114, // 122: tidemark.v1.Admin.DescribeMetadataQuorum:input_type -> tidemark.v1.DescribeQuorumRequest
+	15,  // 123: tidemark.v1.Admin.DescribeLogDirs:input_type -> tidemark.v1.DescribeLogDirsRequest
+	17,  // 124: tidemark.v1.Admin.AlterReplicaLogDirs:input_type -> tidemark.v1.AlterReplicaLogDirsRequest
+	20,  // 125: tidemark.v1.Admin.IncrementalAlterConfigs:input_type -> tidemark.v1.IncrementalAlterConfigsRequest
+	22,  // 126: tidemark.v1.Admin.DescribeConfigs:input_type -> tidemark.v1.DescribeConfigsRequest
+	24,  // 127: tidemark.v1.Admin.CreatePartitions:input_type -> tidemark.v1.CreatePartitionsRequest
+	26,  // 128: tidemark.v1.Admin.AlterPartitionReassignments:input_type -> tidemark.v1.AlterPartitionReassignmentsRequest
+	28,  // 129: tidemark.v1.Admin.ListPartitionReassignments:input_type -> tidemark.v1.ListPartitionReassignmentsRequest
+	30,  // 130: tidemark.v1.Admin.ElectLeaders:input_type -> tidemark.v1.ElectLeadersRequest
+	32,  // 131: tidemark.v1.Admin.UpdateFeatures:input_type -> tidemark.v1.UpdateFeaturesRequest
+	34,  // 132: tidemark.v1.Admin.DescribeFeatures:input_type -> tidemark.v1.DescribeFeaturesRequest
+	36,  // 133: tidemark.v1.Admin.DescribeClientQuotas:input_type -> tidemark.v1.DescribeClientQuotasRequest
+	38,  // 134: tidemark.v1.Admin.AlterClientQuotas:input_type -> tidemark.v1.AlterClientQuotasRequest
+	40,  // 135: tidemark.v1.Admin.UnregisterBroker:input_type -> tidemark.v1.UnregisterBrokerRequest
+	115, // 136: tidemark.v1.Admin.AddRaftVoter:input_type -> tidemark.v1.AddRaftVoterRequest
+	116, // 137: tidemark.v1.Admin.RemoveRaftVoter:input_type -> tidemark.v1.RemoveRaftVoterRequest
+	42,  // 138: tidemark.v1.Admin.CreateAcls:input_type -> tidemark.v1.CreateAclsRequest
+	45,  // 139: tidemark.v1.Admin.DeleteAcls:input_type -> tidemark.v1.DeleteAclsRequest
+	47,  // 140: tidemark.v1.Admin.DescribeAcls:input_type -> tidemark.v1.DescribeAclsRequest
+	49,  // 141: tidemark.v1.Admin.AlterUserScramCredentials:input_type -> tidemark.v1.AlterUserScramCredentialsRequest
+	51,  // 142: tidemark.v1.Admin.DescribeUserScramCredentials:input_type -> tidemark.v1.DescribeUserScramCredentialsRequest
+	6,   // 143: tidemark.v1.Admin.CreateTopics:output_type -> tidemark.v1.CreateTopicsResponse
+	8,   // 144: tidemark.v1.Admin.DeleteTopics:output_type -> tidemark.v1.DeleteTopicsResponse
+	10,  // 145: tidemark.v1.Admin.ListTopics:output_type -> tidemark.v1.ListTopicsResponse
+	12,  // 146: tidemark.v1.Admin.DescribeTopics:output_type -> tidemark.v1.DescribeTopicsResponse
+	14,  // 147: tidemark.v1.Admin.DescribeCluster:output_type -> tidemark.v1.DescribeClusterResponse
+	117, // 148: tidemark.v1.Admin.DescribeMetadataQuorum:output_type -> tidemark.v1.DescribeQuorumResponse
+	16,  // 149: tidemark.v1.Admin.DescribeLogDirs:output_type -> tidemark.v1.DescribeLogDirsResponse
+	18,  // 150: tidemark.v1.Admin.AlterReplicaLogDirs:output_type -> tidemark.v1.AlterReplicaLogDirsResponse
+	21,  // 151: tidemark.v1.Admin.IncrementalAlterConfigs:output_type -> tidemark.v1.IncrementalAlterConfigsResponse
+	23,  // 152: tidemark.v1.Admin.DescribeConfigs:output_type -> tidemark.v1.DescribeConfigsResponse
+	25,  // 153: tidemark.v1.Admin.CreatePartitions:output_type -> tidemark.v1.CreatePartitionsResponse
+	27,  // 154: tidemark.v1.Admin.AlterPartitionReassignments:output_type -> tidemark.v1.AlterPartitionReassignmentsResponse
+	29,  // 155: tidemark.v1.Admin.ListPartitionReassignments:output_type -> tidemark.v1.ListPartitionReassignmentsResponse
+	31,  // 156: tidemark.v1.Admin.ElectLeaders:output_type -> tidemark.v1.ElectLeadersResponse
+	33,  // 157: tidemark.v1.Admin.UpdateFeatures:output_type -> tidemark.v1.UpdateFeaturesResponse
+	35,  // 158: tidemark.v1.Admin.DescribeFeatures:output_type -> tidemark.v1.DescribeFeaturesResponse
+	37,  // 159: tidemark.v1.Admin.DescribeClientQuotas:output_type -> tidemark.v1.DescribeClientQuotasResponse
+	39,  // 160: tidemark.v1.Admin.AlterClientQuotas:output_type -> tidemark.v1.AlterClientQuotasResponse
+	41,  // 161: tidemark.v1.Admin.UnregisterBroker:output_type -> tidemark.v1.UnregisterBrokerResponse
+	118, // 162: tidemark.v1.Admin.AddRaftVoter:output_type -> tidemark.v1.RaftVoterResponse
+	118, // 163: tidemark.v1.Admin.RemoveRaftVoter:output_type -> tidemark.v1.RaftVoterResponse
+	43,  // 164: tidemark.v1.Admin.CreateAcls:output_type -> tidemark.v1.CreateAclsResponse
+	46,  // 165: tidemark.v1.Admin.DeleteAcls:output_type -> tidemark.v1.DeleteAclsResponse
+	48,  // 166: tidemark.v1.Admin.DescribeAcls:output_type -> tidemark.v1.DescribeAclsResponse
+	50,  // 167: tidemark.v1.Admin.AlterUserScramCredentials:output_type -> tidemark.v1.AlterUserScramCredentialsResponse
+	52,  // 168: tidemark.v1.Admin.DescribeUserScramCredentials:output_type -> tidemark.v1.DescribeUserScramCredentialsResponse
+	143, // [143:169] is the sub-list for method output_type
+	117, // [117:143] is the sub-list for method input_type
+	117, // [117:117] is the sub-list for extension type_name
+	117, // [117:117] is the sub-list for extension extendee
+	0,   // [0:117] is the sub-list for field type_name
 }
 
 func init() { file_tidemark_v1_admin_proto_init() }
@@ -5724,18 +6954,20 @@ func file_tidemark_v1_admin_proto_init() {
 	if File_tidemark_v1_admin_proto != nil {
 		return
 	}
+	file_tidemark_v1_acl_proto_init()
 	file_tidemark_v1_common_proto_init()
 	file_tidemark_v1_errors_proto_init()
 	file_tidemark_v1_raft_proto_init()
-	file_tidemark_v1_admin_proto_msgTypes[37].OneofWrappers = []any{}
-	file_tidemark_v1_admin_proto_msgTypes[54].OneofWrappers = []any{}
+	file_tidemark_v1_admin_proto_msgTypes[39].OneofWrappers = []any{}
+	file_tidemark_v1_admin_proto_msgTypes[48].OneofWrappers = []any{}
+	file_tidemark_v1_admin_proto_msgTypes[65].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_tidemark_v1_admin_proto_rawDesc), len(file_tidemark_v1_admin_proto_rawDesc)),
 			NumEnums:      5,
-			NumMessages:   80,
+			NumMessages:   98,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -24,27 +24,32 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	Admin_CreateTopics_FullMethodName                = "/tidemark.v1.Admin/CreateTopics"
-	Admin_DeleteTopics_FullMethodName                = "/tidemark.v1.Admin/DeleteTopics"
-	Admin_ListTopics_FullMethodName                  = "/tidemark.v1.Admin/ListTopics"
-	Admin_DescribeTopics_FullMethodName              = "/tidemark.v1.Admin/DescribeTopics"
-	Admin_DescribeCluster_FullMethodName             = "/tidemark.v1.Admin/DescribeCluster"
-	Admin_DescribeMetadataQuorum_FullMethodName      = "/tidemark.v1.Admin/DescribeMetadataQuorum"
-	Admin_DescribeLogDirs_FullMethodName             = "/tidemark.v1.Admin/DescribeLogDirs"
-	Admin_AlterReplicaLogDirs_FullMethodName         = "/tidemark.v1.Admin/AlterReplicaLogDirs"
-	Admin_IncrementalAlterConfigs_FullMethodName     = "/tidemark.v1.Admin/IncrementalAlterConfigs"
-	Admin_DescribeConfigs_FullMethodName             = "/tidemark.v1.Admin/DescribeConfigs"
-	Admin_CreatePartitions_FullMethodName            = "/tidemark.v1.Admin/CreatePartitions"
-	Admin_AlterPartitionReassignments_FullMethodName = "/tidemark.v1.Admin/AlterPartitionReassignments"
-	Admin_ListPartitionReassignments_FullMethodName  = "/tidemark.v1.Admin/ListPartitionReassignments"
-	Admin_ElectLeaders_FullMethodName                = "/tidemark.v1.Admin/ElectLeaders"
-	Admin_UpdateFeatures_FullMethodName              = "/tidemark.v1.Admin/UpdateFeatures"
-	Admin_DescribeFeatures_FullMethodName            = "/tidemark.v1.Admin/DescribeFeatures"
-	Admin_DescribeClientQuotas_FullMethodName        = "/tidemark.v1.Admin/DescribeClientQuotas"
-	Admin_AlterClientQuotas_FullMethodName           = "/tidemark.v1.Admin/AlterClientQuotas"
-	Admin_UnregisterBroker_FullMethodName            = "/tidemark.v1.Admin/UnregisterBroker"
-	Admin_AddRaftVoter_FullMethodName                = "/tidemark.v1.Admin/AddRaftVoter"
-	Admin_RemoveRaftVoter_FullMethodName             = "/tidemark.v1.Admin/RemoveRaftVoter"
+	Admin_CreateTopics_FullMethodName                 = "/tidemark.v1.Admin/CreateTopics"
+	Admin_DeleteTopics_FullMethodName                 = "/tidemark.v1.Admin/DeleteTopics"
+	Admin_ListTopics_FullMethodName                   = "/tidemark.v1.Admin/ListTopics"
+	Admin_DescribeTopics_FullMethodName               = "/tidemark.v1.Admin/DescribeTopics"
+	Admin_DescribeCluster_FullMethodName              = "/tidemark.v1.Admin/DescribeCluster"
+	Admin_DescribeMetadataQuorum_FullMethodName       = "/tidemark.v1.Admin/DescribeMetadataQuorum"
+	Admin_DescribeLogDirs_FullMethodName              = "/tidemark.v1.Admin/DescribeLogDirs"
+	Admin_AlterReplicaLogDirs_FullMethodName          = "/tidemark.v1.Admin/AlterReplicaLogDirs"
+	Admin_IncrementalAlterConfigs_FullMethodName      = "/tidemark.v1.Admin/IncrementalAlterConfigs"
+	Admin_DescribeConfigs_FullMethodName              = "/tidemark.v1.Admin/DescribeConfigs"
+	Admin_CreatePartitions_FullMethodName             = "/tidemark.v1.Admin/CreatePartitions"
+	Admin_AlterPartitionReassignments_FullMethodName  = "/tidemark.v1.Admin/AlterPartitionReassignments"
+	Admin_ListPartitionReassignments_FullMethodName   = "/tidemark.v1.Admin/ListPartitionReassignments"
+	Admin_ElectLeaders_FullMethodName                 = "/tidemark.v1.Admin/ElectLeaders"
+	Admin_UpdateFeatures_FullMethodName               = "/tidemark.v1.Admin/UpdateFeatures"
+	Admin_DescribeFeatures_FullMethodName             = "/tidemark.v1.Admin/DescribeFeatures"
+	Admin_DescribeClientQuotas_FullMethodName         = "/tidemark.v1.Admin/DescribeClientQuotas"
+	Admin_AlterClientQuotas_FullMethodName            = "/tidemark.v1.Admin/AlterClientQuotas"
+	Admin_UnregisterBroker_FullMethodName             = "/tidemark.v1.Admin/UnregisterBroker"
+	Admin_AddRaftVoter_FullMethodName                 = "/tidemark.v1.Admin/AddRaftVoter"
+	Admin_RemoveRaftVoter_FullMethodName              = "/tidemark.v1.Admin/RemoveRaftVoter"
+	Admin_CreateAcls_FullMethodName                   = "/tidemark.v1.Admin/CreateAcls"
+	Admin_DeleteAcls_FullMethodName                   = "/tidemark.v1.Admin/DeleteAcls"
+	Admin_DescribeAcls_FullMethodName                 = "/tidemark.v1.Admin/DescribeAcls"
+	Admin_AlterUserScramCredentials_FullMethodName    = "/tidemark.v1.Admin/AlterUserScramCredentials"
+	Admin_DescribeUserScramCredentials_FullMethodName = "/tidemark.v1.Admin/DescribeUserScramCredentials"
 )
 
 // AdminClient is the client API for Admin service.
@@ -74,6 +79,11 @@ type AdminClient interface {
 	UnregisterBroker(ctx context.Context, in *UnregisterBrokerRequest, opts ...grpc.CallOption) (*UnregisterBrokerResponse, error)
 	AddRaftVoter(ctx context.Context, in *AddRaftVoterRequest, opts ...grpc.CallOption) (*RaftVoterResponse, error)
 	RemoveRaftVoter(ctx context.Context, in *RemoveRaftVoterRequest, opts ...grpc.CallOption) (*RaftVoterResponse, error)
+	CreateAcls(ctx context.Context, in *CreateAclsRequest, opts ...grpc.CallOption) (*CreateAclsResponse, error)
+	DeleteAcls(ctx context.Context, in *DeleteAclsRequest, opts ...grpc.CallOption) (*DeleteAclsResponse, error)
+	DescribeAcls(ctx context.Context, in *DescribeAclsRequest, opts ...grpc.CallOption) (*DescribeAclsResponse, error)
+	AlterUserScramCredentials(ctx context.Context, in *AlterUserScramCredentialsRequest, opts ...grpc.CallOption) (*AlterUserScramCredentialsResponse, error)
+	DescribeUserScramCredentials(ctx context.Context, in *DescribeUserScramCredentialsRequest, opts ...grpc.CallOption) (*DescribeUserScramCredentialsResponse, error)
 }
 
 type adminClient struct {
@@ -294,6 +304,56 @@ func (c *adminClient) RemoveRaftVoter(ctx context.Context, in *RemoveRaftVoterRe
 	return out, nil
 }
 
+func (c *adminClient) CreateAcls(ctx context.Context, in *CreateAclsRequest, opts ...grpc.CallOption) (*CreateAclsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(CreateAclsResponse)
+	err := c.cc.Invoke(ctx, Admin_CreateAcls_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminClient) DeleteAcls(ctx context.Context, in *DeleteAclsRequest, opts ...grpc.CallOption) (*DeleteAclsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DeleteAclsResponse)
+	err := c.cc.Invoke(ctx, Admin_DeleteAcls_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminClient) DescribeAcls(ctx context.Context, in *DescribeAclsRequest, opts ...grpc.CallOption) (*DescribeAclsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DescribeAclsResponse)
+	err := c.cc.Invoke(ctx, Admin_DescribeAcls_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminClient) AlterUserScramCredentials(ctx context.Context, in *AlterUserScramCredentialsRequest, opts ...grpc.CallOption) (*AlterUserScramCredentialsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(AlterUserScramCredentialsResponse)
+	err := c.cc.Invoke(ctx, Admin_AlterUserScramCredentials_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminClient) DescribeUserScramCredentials(ctx context.Context, in *DescribeUserScramCredentialsRequest, opts ...grpc.CallOption) (*DescribeUserScramCredentialsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DescribeUserScramCredentialsResponse)
+	err := c.cc.Invoke(ctx, Admin_DescribeUserScramCredentials_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // AdminServer is the server API for Admin service.
 // All implementations must embed UnimplementedAdminServer
 // for forward compatibility.
@@ -321,6 +381,11 @@ type AdminServer interface {
 	UnregisterBroker(context.Context, *UnregisterBrokerRequest) (*UnregisterBrokerResponse, error)
 	AddRaftVoter(context.Context, *AddRaftVoterRequest) (*RaftVoterResponse, error)
 	RemoveRaftVoter(context.Context, *RemoveRaftVoterRequest) (*RaftVoterResponse, error)
+	CreateAcls(context.Context, *CreateAclsRequest) (*CreateAclsResponse, error)
+	DeleteAcls(context.Context, *DeleteAclsRequest) (*DeleteAclsResponse, error)
+	DescribeAcls(context.Context, *DescribeAclsRequest) (*DescribeAclsResponse, error)
+	AlterUserScramCredentials(context.Context, *AlterUserScramCredentialsRequest) (*AlterUserScramCredentialsResponse, error)
+	DescribeUserScramCredentials(context.Context, *DescribeUserScramCredentialsRequest) (*DescribeUserScramCredentialsResponse, error)
 	mustEmbedUnimplementedAdminServer()
 }
 
@@ -393,6 +458,21 @@ func (UnimplementedAdminServer) AddRaftVoter(context.Context, *AddRaftVoterReque
 }
 func (UnimplementedAdminServer) RemoveRaftVoter(context.Context, *RemoveRaftVoterRequest) (*RaftVoterResponse, error) {
 	return nil, status.Errorf(codes.Unimplemented, "method RemoveRaftVoter not implemented")
+}
+func (UnimplementedAdminServer) CreateAcls(context.Context, *CreateAclsRequest) (*CreateAclsResponse, error) {
+	return nil, status.Errorf(codes.Unimplemented, "method CreateAcls not implemented")
+}
+func (UnimplementedAdminServer) DeleteAcls(context.Context, *DeleteAclsRequest) (*DeleteAclsResponse, error) {
+	return nil, status.Errorf(codes.Unimplemented, "method DeleteAcls not implemented")
+}
+func (UnimplementedAdminServer) DescribeAcls(context.Context, *DescribeAclsRequest) (*DescribeAclsResponse, error) {
+	return nil, status.Errorf(codes.Unimplemented, "method DescribeAcls not implemented")
+}
+func (UnimplementedAdminServer) AlterUserScramCredentials(context.Context, *AlterUserScramCredentialsRequest) (*AlterUserScramCredentialsResponse, error) {
+	return nil, status.Errorf(codes.Unimplemented, "method AlterUserScramCredentials not implemented")
+}
+func (UnimplementedAdminServer) DescribeUserScramCredentials(context.Context, *DescribeUserScramCredentialsRequest) (*DescribeUserScramCredentialsResponse, error) {
+	return nil, status.Errorf(codes.Unimplemented, "method DescribeUserScramCredentials not implemented")
 }
 func (UnimplementedAdminServer) mustEmbedUnimplementedAdminServer() {}
 func (UnimplementedAdminServer) testEmbeddedByValue()               {}
@@ -793,6 +873,96 @@ func _Admin_RemoveRaftVoter_Handler(srv interface{}, ctx context.Context, dec fu
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Admin_CreateAcls_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(CreateAclsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).CreateAcls(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_CreateAcls_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).CreateAcls(ctx, req.(*CreateAclsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Admin_DeleteAcls_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DeleteAclsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).DeleteAcls(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_DeleteAcls_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).DeleteAcls(ctx, req.(*DeleteAclsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Admin_DescribeAcls_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DescribeAclsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).DescribeAcls(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_DescribeAcls_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).DescribeAcls(ctx, req.(*DescribeAclsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Admin_AlterUserScramCredentials_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(AlterUserScramCredentialsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).AlterUserScramCredentials(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_AlterUserScramCredentials_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).AlterUserScramCredentials(ctx, req.(*AlterUserScramCredentialsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Admin_DescribeUserScramCredentials_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DescribeUserScramCredentialsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).DescribeUserScramCredentials(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_DescribeUserScramCredentials_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).DescribeUserScramCredentials(ctx, req.(*DescribeUserScramCredentialsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Admin_ServiceDesc is the grpc.ServiceDesc for Admin service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -883,6 +1053,26 @@ var Admin_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "RemoveRaftVoter",
 			Handler:    _Admin_RemoveRaftVoter_Handler,
+		},
+		{
+			MethodName: "CreateAcls",
+			Handler:    _Admin_CreateAcls_Handler,
+		},
+		{
+			MethodName: "DeleteAcls",
+			Handler:    _Admin_DeleteAcls_Handler,
+		},
+		{
+			MethodName: "DescribeAcls",
+			Handler:    _Admin_DescribeAcls_Handler,
+		},
+		{
+			MethodName: "AlterUserScramCredentials",
+			Handler:    _Admin_AlterUserScramCredentials_Handler,
+		},
+		{
+			MethodName: "DescribeUserScramCredentials",
+			Handler:    _Admin_DescribeUserScramCredentials_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

@@ -31,103 +31,111 @@ const (
 type ErrorCode int32
 
 const (
-	ErrorCode_NONE                             ErrorCode = 0
-	ErrorCode_UNKNOWN_SERVER_ERROR             ErrorCode = -1
-	ErrorCode_OFFSET_OUT_OF_RANGE              ErrorCode = 1  // fetch from another offset: ListOffsets tells the first and the last
-	ErrorCode_CORRUPT_MESSAGE                  ErrorCode = 2  // produce: retry, the batch was damaged on its way; fetch: stop, the log is damaged
-	ErrorCode_UNKNOWN_TOPIC_OR_PARTITION       ErrorCode = 3  // refresh and retry for some seconds: a new topic takes a moment to be known to all brokers
-	ErrorCode_LEADER_NOT_AVAILABLE             ErrorCode = 5  // refresh and retry: no leader at the moment
-	ErrorCode_NOT_LEADER_OR_FOLLOWER           ErrorCode = 6  // refresh and retry; current_leader may name the new one
-	ErrorCode_REQUEST_TIMED_OUT                ErrorCode = 7  // retry; what was requested may have been done, or may be done yet
-	ErrorCode_BROKER_NOT_AVAILABLE             ErrorCode = 8  // retry, with another node where any will do
-	ErrorCode_REPLICA_NOT_AVAILABLE            ErrorCode = 9  // refresh and retry
-	ErrorCode_MESSAGE_TOO_LARGE                ErrorCode = 10 // above max.message.bytes of the topic: send fewer records at once
-	ErrorCode_OFFSET_METADATA_TOO_LARGE        ErrorCode = 12 // shorten the metadata
-	ErrorCode_NETWORK_EXCEPTION                ErrorCode = 13 // refresh and retry
-	ErrorCode_COORDINATOR_LOAD_IN_PROGRESS     ErrorCode = 14 // retry: it reads its records
-	ErrorCode_COORDINATOR_NOT_AVAILABLE        ErrorCode = 15 // retry, after FindCoordinator
-	ErrorCode_NOT_COORDINATOR                  ErrorCode = 16 // ask FindCoordinator again and retry there
-	ErrorCode_INVALID_TOPIC_EXCEPTION          ErrorCode = 17
-	ErrorCode_RECORD_LIST_TOO_LARGE            ErrorCode = 18
-	ErrorCode_NOT_ENOUGH_REPLICAS              ErrorCode = 19 // retry: the ISR is below min.insync.replicas; nothing was appended
-	ErrorCode_NOT_ENOUGH_REPLICAS_AFTER_APPEND ErrorCode = 20 // retry; appended, and may be read yet: without idempotence a retry appends again
-	ErrorCode_INVALID_REQUIRED_ACKS            ErrorCode = 21
-	ErrorCode_ILLEGAL_GENERATION               ErrorCode = 22 // the member was fenced: rejoin
-	ErrorCode_INVALID_GROUP_ID                 ErrorCode = 24
-	ErrorCode_UNKNOWN_MEMBER_ID                ErrorCode = 25 // the member was removed: join again
-	ErrorCode_INVALID_SESSION_TIMEOUT          ErrorCode = 26
-	ErrorCode_REBALANCE_IN_PROGRESS            ErrorCode = 27
-	ErrorCode_INVALID_COMMIT_OFFSET_SIZE       ErrorCode = 28 // commit fewer at once
-	ErrorCode_CLUSTER_AUTHORIZATION_FAILED     ErrorCode = 31
-	ErrorCode_INVALID_TIMESTAMP                ErrorCode = 32
-	ErrorCode_UNSUPPORTED_VERSION              ErrorCode = 35
-	ErrorCode_TOPIC_ALREADY_EXISTS             ErrorCode = 36
-	ErrorCode_INVALID_PARTITIONS               ErrorCode = 37
-	ErrorCode_INVALID_REPLICATION_FACTOR       ErrorCode = 38
-	ErrorCode_INVALID_REPLICA_ASSIGNMENT       ErrorCode = 39
-	ErrorCode_INVALID_CONFIG                   ErrorCode = 40
-	ErrorCode_NOT_CONTROLLER                   ErrorCode = 41 // retry, with any node: no controller is active at the moment
-	ErrorCode_INVALID_REQUEST                  ErrorCode = 42
-	ErrorCode_UNSUPPORTED_FOR_MESSAGE_FORMAT   ErrorCode = 43
-	ErrorCode_POLICY_VIOLATION                 ErrorCode = 44
-	ErrorCode_OUT_OF_ORDER_SEQUENCE_NUMBER     ErrorCode = 45 // an earlier batch is missing: retry if it is still under way, else the producer is at its end
-	ErrorCode_DUPLICATE_SEQUENCE_NUMBER        ErrorCode = 46 // success: the batch was appended before, its offset is no longer known
-	ErrorCode_INVALID_PRODUCER_EPOCH           ErrorCode = 47
-	ErrorCode_INVALID_TXN_STATE                ErrorCode = 48
-	ErrorCode_INVALID_PRODUCER_ID_MAPPING      ErrorCode = 49 // begin anew: InitProducerId
-	ErrorCode_INVALID_TRANSACTION_TIMEOUT      ErrorCode = 50
-	ErrorCode_CONCURRENT_TRANSACTIONS          ErrorCode = 51 // retry: the last transaction is being ended
-	ErrorCode_TRANSACTION_COORDINATOR_FENCED   ErrorCode = 52
-	ErrorCode_OPERATION_NOT_ATTEMPTED          ErrorCode = 55
-	ErrorCode_KAFKA_STORAGE_ERROR              ErrorCode = 56 // refresh and retry: a disk failed, another replica takes over
-	ErrorCode_LOG_DIR_NOT_FOUND                ErrorCode = 57
-	ErrorCode_UNKNOWN_PRODUCER_ID              ErrorCode = 59
-	ErrorCode_REASSIGNMENT_IN_PROGRESS         ErrorCode = 60
-	ErrorCode_NON_EMPTY_GROUP                  ErrorCode = 68 // stop its members first
-	ErrorCode_GROUP_ID_NOT_FOUND               ErrorCode = 69
-	ErrorCode_INVALID_FETCH_SESSION_EPOCH      ErrorCode = 71 // followers: begin a new session
-	ErrorCode_FENCED_LEADER_EPOCH              ErrorCode = 74 // refresh and retry: the epoch in the request is old
-	ErrorCode_UNKNOWN_LEADER_EPOCH             ErrorCode = 75 // retry: the broker has not heard of this epoch yet
-	ErrorCode_UNSUPPORTED_COMPRESSION_TYPE     ErrorCode = 76
-	ErrorCode_STALE_BROKER_EPOCH               ErrorCode = 77
-	ErrorCode_OFFSET_NOT_AVAILABLE             ErrorCode = 78 // retry: a new leader does not know its high watermark yet
-	ErrorCode_PREFERRED_LEADER_NOT_AVAILABLE   ErrorCode = 80 // retry, when that broker is back
-	ErrorCode_GROUP_MAX_SIZE_REACHED           ErrorCode = 81
-	ErrorCode_FENCED_INSTANCE_ID               ErrorCode = 82 // another process has the same group.instance.id
-	ErrorCode_ELIGIBLE_LEADERS_NOT_AVAILABLE   ErrorCode = 83 // retry, when one of them is back
-	ErrorCode_ELECTION_NOT_NEEDED              ErrorCode = 84
-	ErrorCode_NO_REASSIGNMENT_IN_PROGRESS      ErrorCode = 85
-	ErrorCode_GROUP_SUBSCRIBED_TO_TOPIC        ErrorCode = 86 // stop its members first
-	ErrorCode_INVALID_RECORD                   ErrorCode = 87
-	ErrorCode_UNSTABLE_OFFSET_COMMIT           ErrorCode = 88 // retry: a transaction that commits it is open
-	ErrorCode_THROTTLING_QUOTA_EXCEEDED        ErrorCode = 89 // retry
-	ErrorCode_PRODUCER_FENCED                  ErrorCode = 90
-	ErrorCode_RESOURCE_NOT_FOUND               ErrorCode = 91
-	ErrorCode_DUPLICATE_RESOURCE               ErrorCode = 92
-	ErrorCode_INCONSISTENT_VOTER_SET           ErrorCode = 94
-	ErrorCode_INVALID_UPDATE_VERSION           ErrorCode = 95
-	ErrorCode_FEATURE_UPDATE_FAILED            ErrorCode = 96
-	ErrorCode_SNAPSHOT_NOT_FOUND               ErrorCode = 98
-	ErrorCode_POSITION_OUT_OF_RANGE            ErrorCode = 99
-	ErrorCode_UNKNOWN_TOPIC_ID                 ErrorCode = 100 // refresh: the topic was deleted, or the broker has not heard of it; retry if the id is the same
-	ErrorCode_DUPLICATE_BROKER_REGISTRATION    ErrorCode = 101
-	ErrorCode_BROKER_ID_NOT_REGISTERED         ErrorCode = 102
-	ErrorCode_INCONSISTENT_TOPIC_ID            ErrorCode = 103 // refresh: the name belongs to another topic by now
-	ErrorCode_INCONSISTENT_CLUSTER_ID          ErrorCode = 104
-	ErrorCode_TRANSACTIONAL_ID_NOT_FOUND       ErrorCode = 105
-	ErrorCode_INELIGIBLE_REPLICA               ErrorCode = 107
-	ErrorCode_NEW_LEADER_ELECTED               ErrorCode = 108
-	ErrorCode_OFFSET_MOVED_TO_TIERED_STORAGE   ErrorCode = 109
-	ErrorCode_FENCED_MEMBER_EPOCH              ErrorCode = 110 // give up all partitions, join again with epoch 0
-	ErrorCode_UNRELEASED_INSTANCE_ID           ErrorCode = 111 // another member has the instance id: it must leave first
-	ErrorCode_UNSUPPORTED_ASSIGNOR             ErrorCode = 112
-	ErrorCode_STALE_MEMBER_EPOCH               ErrorCode = 113 // retry with the epoch of the last heartbeat's answer
-	ErrorCode_INVALID_REGISTRATION             ErrorCode = 119
-	ErrorCode_TRANSACTION_ABORTABLE            ErrorCode = 120 // abort the transaction
-	ErrorCode_INVALID_VOTER_KEY                ErrorCode = 125
-	ErrorCode_DUPLICATE_VOTER                  ErrorCode = 126
-	ErrorCode_VOTER_NOT_FOUND                  ErrorCode = 127
-	ErrorCode_INVALID_REGULAR_EXPRESSION       ErrorCode = 128
+	ErrorCode_NONE                                  ErrorCode = 0
+	ErrorCode_UNKNOWN_SERVER_ERROR                  ErrorCode = -1
+	ErrorCode_OFFSET_OUT_OF_RANGE                   ErrorCode = 1  // fetch from another offset: ListOffsets tells the first and the last
+	ErrorCode_CORRUPT_MESSAGE                       ErrorCode = 2  // produce: retry, the batch was damaged on its way; fetch: stop, the log is damaged
+	ErrorCode_UNKNOWN_TOPIC_OR_PARTITION            ErrorCode = 3  // refresh and retry for some seconds: a new topic takes a moment to be known to all brokers
+	ErrorCode_LEADER_NOT_AVAILABLE                  ErrorCode = 5  // refresh and retry: no leader at the moment
+	ErrorCode_NOT_LEADER_OR_FOLLOWER                ErrorCode = 6  // refresh and retry; current_leader may name the new one
+	ErrorCode_REQUEST_TIMED_OUT                     ErrorCode = 7  // retry; what was requested may have been done, or may be done yet
+	ErrorCode_BROKER_NOT_AVAILABLE                  ErrorCode = 8  // retry, with another node where any will do
+	ErrorCode_REPLICA_NOT_AVAILABLE                 ErrorCode = 9  // refresh and retry
+	ErrorCode_MESSAGE_TOO_LARGE                     ErrorCode = 10 // above max.message.bytes of the topic: send fewer records at once
+	ErrorCode_OFFSET_METADATA_TOO_LARGE             ErrorCode = 12 // shorten the metadata
+	ErrorCode_NETWORK_EXCEPTION                     ErrorCode = 13 // refresh and retry
+	ErrorCode_COORDINATOR_LOAD_IN_PROGRESS          ErrorCode = 14 // retry: it reads its records
+	ErrorCode_COORDINATOR_NOT_AVAILABLE             ErrorCode = 15 // retry, after FindCoordinator
+	ErrorCode_NOT_COORDINATOR                       ErrorCode = 16 // ask FindCoordinator again and retry there
+	ErrorCode_INVALID_TOPIC_EXCEPTION               ErrorCode = 17
+	ErrorCode_RECORD_LIST_TOO_LARGE                 ErrorCode = 18
+	ErrorCode_NOT_ENOUGH_REPLICAS                   ErrorCode = 19 // retry: the ISR is below min.insync.replicas; nothing was appended
+	ErrorCode_NOT_ENOUGH_REPLICAS_AFTER_APPEND      ErrorCode = 20 // retry; appended, and may be read yet: without idempotence a retry appends again
+	ErrorCode_INVALID_REQUIRED_ACKS                 ErrorCode = 21
+	ErrorCode_ILLEGAL_GENERATION                    ErrorCode = 22 // the member was fenced: rejoin
+	ErrorCode_INVALID_GROUP_ID                      ErrorCode = 24
+	ErrorCode_UNKNOWN_MEMBER_ID                     ErrorCode = 25 // the member was removed: join again
+	ErrorCode_INVALID_SESSION_TIMEOUT               ErrorCode = 26
+	ErrorCode_REBALANCE_IN_PROGRESS                 ErrorCode = 27
+	ErrorCode_INVALID_COMMIT_OFFSET_SIZE            ErrorCode = 28 // commit fewer at once
+	ErrorCode_TOPIC_AUTHORIZATION_FAILED            ErrorCode = 29 // the user lacks an ACL: ask an administrator
+	ErrorCode_GROUP_AUTHORIZATION_FAILED            ErrorCode = 30
+	ErrorCode_CLUSTER_AUTHORIZATION_FAILED          ErrorCode = 31
+	ErrorCode_INVALID_TIMESTAMP                     ErrorCode = 32
+	ErrorCode_UNSUPPORTED_SASL_MECHANISM            ErrorCode = 33 // log in by one that the answer names
+	ErrorCode_ILLEGAL_SASL_STATE                    ErrorCode = 34 // begin the login anew
+	ErrorCode_UNSUPPORTED_VERSION                   ErrorCode = 35
+	ErrorCode_TOPIC_ALREADY_EXISTS                  ErrorCode = 36
+	ErrorCode_INVALID_PARTITIONS                    ErrorCode = 37
+	ErrorCode_INVALID_REPLICATION_FACTOR            ErrorCode = 38
+	ErrorCode_INVALID_REPLICA_ASSIGNMENT            ErrorCode = 39
+	ErrorCode_INVALID_CONFIG                        ErrorCode = 40
+	ErrorCode_NOT_CONTROLLER                        ErrorCode = 41 // retry, with any node: no controller is active at the moment
+	ErrorCode_INVALID_REQUEST                       ErrorCode = 42
+	ErrorCode_UNSUPPORTED_FOR_MESSAGE_FORMAT        ErrorCode = 43
+	ErrorCode_POLICY_VIOLATION                      ErrorCode = 44
+	ErrorCode_OUT_OF_ORDER_SEQUENCE_NUMBER          ErrorCode = 45 // an earlier batch is missing: retry if it is still under way, else the producer is at its end
+	ErrorCode_DUPLICATE_SEQUENCE_NUMBER             ErrorCode = 46 // success: the batch was appended before, its offset is no longer known
+	ErrorCode_INVALID_PRODUCER_EPOCH                ErrorCode = 47
+	ErrorCode_INVALID_TXN_STATE                     ErrorCode = 48
+	ErrorCode_INVALID_PRODUCER_ID_MAPPING           ErrorCode = 49 // begin anew: InitProducerId
+	ErrorCode_INVALID_TRANSACTION_TIMEOUT           ErrorCode = 50
+	ErrorCode_CONCURRENT_TRANSACTIONS               ErrorCode = 51 // retry: the last transaction is being ended
+	ErrorCode_TRANSACTION_COORDINATOR_FENCED        ErrorCode = 52
+	ErrorCode_TRANSACTIONAL_ID_AUTHORIZATION_FAILED ErrorCode = 53
+	ErrorCode_SECURITY_DISABLED                     ErrorCode = 54 // the node has no authorizer
+	ErrorCode_OPERATION_NOT_ATTEMPTED               ErrorCode = 55
+	ErrorCode_KAFKA_STORAGE_ERROR                   ErrorCode = 56 // refresh and retry: a disk failed, another replica takes over
+	ErrorCode_LOG_DIR_NOT_FOUND                     ErrorCode = 57
+	ErrorCode_SASL_AUTHENTICATION_FAILED            ErrorCode = 58 // wrong name, password or token
+	ErrorCode_UNKNOWN_PRODUCER_ID                   ErrorCode = 59
+	ErrorCode_REASSIGNMENT_IN_PROGRESS              ErrorCode = 60
+	ErrorCode_NON_EMPTY_GROUP                       ErrorCode = 68 // stop its members first
+	ErrorCode_GROUP_ID_NOT_FOUND                    ErrorCode = 69
+	ErrorCode_INVALID_FETCH_SESSION_EPOCH           ErrorCode = 71 // followers: begin a new session
+	ErrorCode_FENCED_LEADER_EPOCH                   ErrorCode = 74 // refresh and retry: the epoch in the request is old
+	ErrorCode_UNKNOWN_LEADER_EPOCH                  ErrorCode = 75 // retry: the broker has not heard of this epoch yet
+	ErrorCode_UNSUPPORTED_COMPRESSION_TYPE          ErrorCode = 76
+	ErrorCode_STALE_BROKER_EPOCH                    ErrorCode = 77
+	ErrorCode_OFFSET_NOT_AVAILABLE                  ErrorCode = 78 // retry: a new leader does not know its high watermark yet
+	ErrorCode_PREFERRED_LEADER_NOT_AVAILABLE        ErrorCode = 80 // retry, when that broker is back
+	ErrorCode_GROUP_MAX_SIZE_REACHED                ErrorCode = 81
+	ErrorCode_FENCED_INSTANCE_ID                    ErrorCode = 82 // another process has the same group.instance.id
+	ErrorCode_ELIGIBLE_LEADERS_NOT_AVAILABLE        ErrorCode = 83 // retry, when one of them is back
+	ErrorCode_ELECTION_NOT_NEEDED                   ErrorCode = 84
+	ErrorCode_NO_REASSIGNMENT_IN_PROGRESS           ErrorCode = 85
+	ErrorCode_GROUP_SUBSCRIBED_TO_TOPIC             ErrorCode = 86 // stop its members first
+	ErrorCode_INVALID_RECORD                        ErrorCode = 87
+	ErrorCode_UNSTABLE_OFFSET_COMMIT                ErrorCode = 88 // retry: a transaction that commits it is open
+	ErrorCode_THROTTLING_QUOTA_EXCEEDED             ErrorCode = 89 // retry
+	ErrorCode_PRODUCER_FENCED                       ErrorCode = 90
+	ErrorCode_RESOURCE_NOT_FOUND                    ErrorCode = 91
+	ErrorCode_DUPLICATE_RESOURCE                    ErrorCode = 92
+	ErrorCode_UNACCEPTABLE_CREDENTIAL               ErrorCode = 93
+	ErrorCode_INCONSISTENT_VOTER_SET                ErrorCode = 94
+	ErrorCode_INVALID_UPDATE_VERSION                ErrorCode = 95
+	ErrorCode_FEATURE_UPDATE_FAILED                 ErrorCode = 96
+	ErrorCode_SNAPSHOT_NOT_FOUND                    ErrorCode = 98
+	ErrorCode_POSITION_OUT_OF_RANGE                 ErrorCode = 99
+	ErrorCode_UNKNOWN_TOPIC_ID                      ErrorCode = 100 // refresh: the topic was deleted, or the broker has not heard of it; retry if the id is the same
+	ErrorCode_DUPLICATE_BROKER_REGISTRATION         ErrorCode = 101
+	ErrorCode_BROKER_ID_NOT_REGISTERED              ErrorCode = 102
+	ErrorCode_INCONSISTENT_TOPIC_ID                 ErrorCode = 103 // refresh: the name belongs to another topic by now
+	ErrorCode_INCONSISTENT_CLUSTER_ID               ErrorCode = 104
+	ErrorCode_TRANSACTIONAL_ID_NOT_FOUND            ErrorCode = 105
+	ErrorCode_INELIGIBLE_REPLICA                    ErrorCode = 107
+	ErrorCode_NEW_LEADER_ELECTED                    ErrorCode = 108
+	ErrorCode_OFFSET_MOVED_TO_TIERED_STORAGE        ErrorCode = 109
+	ErrorCode_FENCED_MEMBER_EPOCH                   ErrorCode = 110 // give up all partitions, join again with epoch 0
+	ErrorCode_UNRELEASED_INSTANCE_ID                ErrorCode = 111 // another member has the instance id: it must leave first
+	ErrorCode_UNSUPPORTED_ASSIGNOR                  ErrorCode = 112
+	ErrorCode_STALE_MEMBER_EPOCH                    ErrorCode = 113 // retry with the epoch of the last heartbeat's answer
+	ErrorCode_INVALID_REGISTRATION                  ErrorCode = 119
+	ErrorCode_TRANSACTION_ABORTABLE                 ErrorCode = 120 // abort the transaction
+	ErrorCode_INVALID_VOTER_KEY                     ErrorCode = 125
+	ErrorCode_DUPLICATE_VOTER                       ErrorCode = 126
+	ErrorCode_VOTER_NOT_FOUND                       ErrorCode = 127
+	ErrorCode_INVALID_REGULAR_EXPRESSION            ErrorCode = 128
 )
 
 // Enum value maps for ErrorCode.
@@ -160,8 +168,12 @@ var (
 		26:  "INVALID_SESSION_TIMEOUT",
 		27:  "REBALANCE_IN_PROGRESS",
 		28:  "INVALID_COMMIT_OFFSET_SIZE",
+		29:  "TOPIC_AUTHORIZATION_FAILED",
+		30:  "GROUP_AUTHORIZATION_FAILED",
 		31:  "CLUSTER_AUTHORIZATION_FAILED",
 		32:  "INVALID_TIMESTAMP",
+		33:  "UNSUPPORTED_SASL_MECHANISM",
+		34:  "ILLEGAL_SASL_STATE",
 		35:  "UNSUPPORTED_VERSION",
 		36:  "TOPIC_ALREADY_EXISTS",
 		37:  "INVALID_PARTITIONS",
@@ -180,9 +192,12 @@ var (
 		50:  "INVALID_TRANSACTION_TIMEOUT",
 		51:  "CONCURRENT_TRANSACTIONS",
 		52:  "TRANSACTION_COORDINATOR_FENCED",
+		53:  "TRANSACTIONAL_ID_AUTHORIZATION_FAILED",
+		54:  "SECURITY_DISABLED",
 		55:  "OPERATION_NOT_ATTEMPTED",
 		56:  "KAFKA_STORAGE_ERROR",
 		57:  "LOG_DIR_NOT_FOUND",
+		58:  "SASL_AUTHENTICATION_FAILED",
 		59:  "UNKNOWN_PRODUCER_ID",
 		60:  "REASSIGNMENT_IN_PROGRESS",
 		68:  "NON_EMPTY_GROUP",
@@ -206,6 +221,7 @@ var (
 		90:  "PRODUCER_FENCED",
 		91:  "RESOURCE_NOT_FOUND",
 		92:  "DUPLICATE_RESOURCE",
+		93:  "UNACCEPTABLE_CREDENTIAL",
 		94:  "INCONSISTENT_VOTER_SET",
 		95:  "INVALID_UPDATE_VERSION",
 		96:  "FEATURE_UPDATE_FAILED",
@@ -232,103 +248,111 @@ var (
 		128: "INVALID_REGULAR_EXPRESSION",
 	}
 	ErrorCode_value = map[string]int32{
-		"NONE":                             0,
-		"UNKNOWN_SERVER_ERROR":             -1,
-		"OFFSET_OUT_OF_RANGE":              1,
-		"CORRUPT_MESSAGE":                  2,
-		"UNKNOWN_TOPIC_OR_PARTITION":       3,
-		"LEADER_NOT_AVAILABLE":             5,
-		"NOT_LEADER_OR_FOLLOWER":           6,
-		"REQUEST_TIMED_OUT":                7,
-		"BROKER_NOT_AVAILABLE":             8,
-		"REPLICA_NOT_AVAILABLE":            9,
-		"MESSAGE_TOO_LARGE":                10,
-		"OFFSET_METADATA_TOO_LARGE":        12,
-		"NETWORK_EXCEPTION":                13,
-		"COORDINATOR_LOAD_IN_PROGRESS":     14,
-		"COORDINATOR_NOT_AVAILABLE":        15,
-		"NOT_COORDINATOR":                  16,
-		"INVALID_TOPIC_EXCEPTION":          17,
-		"RECORD_LIST_TOO_LARGE":            18,
-		"NOT_ENOUGH_REPLICAS":              19,
-		"NOT_ENOUGH_REPLICAS_AFTER_APPEND": 20,
-		"INVALID_REQUIRED_ACKS":            21,
-		"ILLEGAL_GENERATION":               22,
-		"INVALID_GROUP_ID":                 24,
-		"UNKNOWN_MEMBER_ID":                25,
-		"INVALID_SESSION_TIMEOUT":          26,
-		"REBALANCE_IN_PROGRESS":            27,
-		"INVALID_COMMIT_OFFSET_SIZE":       28,
-		"CLUSTER_AUTHORIZATION_FAILED":     31,
-		"INVALID_TIMESTAMP":                32,
-		"UNSUPPORTED_VERSION":              35,
-		"TOPIC_ALREADY_EXISTS":             36,
-		"INVALID_PARTITIONS":               37,
-		"INVALID_REPLICATION_FACTOR":       38,
-		"INVALID_REPLICA_ASSIGNMENT":       39,
-		"INVALID_CONFIG":                   40,
-		"NOT_CONTROLLER":                   41,
-		"INVALID_REQUEST":                  42,
-		"UNSUPPORTED_FOR_MESSAGE_FORMAT":   43,
-		"POLICY_VIOLATION":                 44,
-		"OUT_OF_ORDER_SEQUENCE_NUMBER":     45,
-		"DUPLICATE_SEQUENCE_NUMBER":        46,
-		"INVALID_PRODUCER_EPOCH":           47,
-		"INVALID_TXN_STATE":                48,
-		"INVALID_PRODUCER_ID_MAPPING":      49,
-		"INVALID_TRANSACTION_TIMEOUT":      50,
-		"CONCURRENT_TRANSACTIONS":          51,
-		"TRANSACTION_COORDINATOR_FENCED":   52,
-		"OPERATION_NOT_ATTEMPTED":          55,
-		"KAFKA_STORAGE_ERROR":              56,
-		"LOG_DIR_NOT_FOUND":                57,
-		"UNKNOWN_PRODUCER_ID":              59,
-		"REASSIGNMENT_IN_PROGRESS":         60,
-		"NON_EMPTY_GROUP":                  68,
-		"GROUP_ID_NOT_FOUND":               69,
-		"INVALID_FETCH_SESSION_EPOCH":      71,
-		"FENCED_LEADER_EPOCH":              74,
-		"UNKNOWN_LEADER_EPOCH":             75,
-		"UNSUPPORTED_COMPRESSION_TYPE":     76,
-		"STALE_BROKER_EPOCH":               77,
-		"OFFSET_NOT_AVAILABLE":             78,
-		"PREFERRED_LEADER_NOT_AVAILABLE":   80,
-		"GROUP_MAX_SIZE_REACHED":           81,
-		"FENCED_INSTANCE_ID":               82,
-		"ELIGIBLE_LEADERS_NOT_AVAILABLE":   83,
-		"ELECTION_NOT_NEEDED":              84,
-		"NO_REASSIGNMENT_IN_PROGRESS":      85,
-		"GROUP_SUBSCRIBED_TO_TOPIC":        86,
-		"INVALID_RECORD":                   87,
-		"UNSTABLE_OFFSET_COMMIT":           88,
-		"THROTTLING_QUOTA_EXCEEDED":        89,
-		"PRODUCER_FENCED":                  90,
-		"RESOURCE_NOT_FOUND":               91,
-		"DUPLICATE_RESOURCE":               92,
-		"INCONSISTENT_VOTER_SET":           94,
-		"INVALID_UPDATE_VERSION":           95,
-		"FEATURE_UPDATE_FAILED":            96,
-		"SNAPSHOT_NOT_FOUND":               98,
-		"POSITION_OUT_OF_RANGE":            99,
-		"UNKNOWN_TOPIC_ID":                 100,
-		"DUPLICATE_BROKER_REGISTRATION":    101,
-		"BROKER_ID_NOT_REGISTERED":         102,
-		"INCONSISTENT_TOPIC_ID":            103,
-		"INCONSISTENT_CLUSTER_ID":          104,
-		"TRANSACTIONAL_ID_NOT_FOUND":       105,
-		"INELIGIBLE_REPLICA":               107,
-		"NEW_LEADER_ELECTED":               108,
-		"OFFSET_MOVED_TO_TIERED_STORAGE":   109,
-		"FENCED_MEMBER_EPOCH":              110,
-		"UNRELEASED_INSTANCE_ID":           111,
-		"UNSUPPORTED_ASSIGNOR":             112,
-		"STALE_MEMBER_EPOCH":               113,
-		"INVALID_REGISTRATION":             119,
-		"TRANSACTION_ABORTABLE":            120,
-		"INVALID_VOTER_KEY":                125,
-		"DUPLICATE_VOTER":                  126,
-		"VOTER_NOT_FOUND":                  127,
-		"INVALID_REGULAR_EXPRESSION":       128,
+		"NONE":                                  0,
+		"UNKNOWN_SERVER_ERROR":                  -1,
+		"OFFSET_OUT_OF_RANGE":                   1,
+		"CORRUPT_MESSAGE":                       2,
+		"UNKNOWN_TOPIC_OR_PARTITION":            3,
+		"LEADER_NOT_AVAILABLE":                  5,
+		"NOT_LEADER_OR_FOLLOWER":                6,
+		"REQUEST_TIMED_OUT":                     7,
+		"BROKER_NOT_AVAILABLE":                  8,
+		"REPLICA_NOT_AVAILABLE":                 9,
+		"MESSAGE_TOO_LARGE":                     10,
+		"OFFSET_METADATA_TOO_LARGE":             12,
+		"NETWORK_EXCEPTION":                     13,
+		"COORDINATOR_LOAD_IN_PROGRESS":          14,
+		"COORDINATOR_NOT_AVAILABLE":             15,
+		"NOT_COORDINATOR":                       16,
+		"INVALID_TOPIC_EXCEPTION":               17,
+		"RECORD_LIST_TOO_LARGE":                 18,
+		"NOT_ENOUGH_REPLICAS":                   19,
+		"NOT_ENOUGH_REPLICAS_AFTER_APPEND":      20,
+		"INVALID_REQUIRED_ACKS":                 21,
+		"ILLEGAL_GENERATION":                    22,
+		"INVALID_GROUP_ID":                      24,
+		"UNKNOWN_MEMBER_ID":                     25,
+		"INVALID_SESSION_TIMEOUT":               26,
+		"REBALANCE_IN_PROGRESS":                 27,
+		"INVALID_COMMIT_OFFSET_SIZE":            28,
+		"TOPIC_AUTHORIZATION_FAILED":            29,
+		"GROUP_AUTHORIZATION_FAILED":            30,
+		"CLUSTER_AUTHORIZATION_FAILED":          31,
+		"INVALID_TIMESTAMP":                     32,
+		"UNSUPPORTED_SASL_MECHANISM":            33,
+		"ILLEGAL_SASL_STATE":                    34,
+		"UNSUPPORTED_VERSION":                   35,
+		"TOPIC_ALREADY_EXISTS":                  36,
+		"INVALID_PARTITIONS":                    37,
+		"INVALID_REPLICATION_FACTOR":            38,
+		"INVALID_REPLICA_ASSIGNMENT":            39,
+		"INVALID_CONFIG":                        40,
+		"NOT_CONTROLLER":                        41,
+		"INVALID_REQUEST":                       42,
+		"UNSUPPORTED_FOR_MESSAGE_FORMAT":        43,
+		"POLICY_VIOLATION":                      44,
+		"OUT_OF_ORDER_SEQUENCE_NUMBER":          45,
+		"DUPLICATE_SEQUENCE_NUMBER":             46,
+		"INVALID_PRODUCER_EPOCH":                47,
+		"INVALID_TXN_STATE":                     48,
+		"INVALID_PRODUCER_ID_MAPPING":           49,
+		"INVALID_TRANSACTION_TIMEOUT":           50,
+		"CONCURRENT_TRANSACTIONS":               51,
+		"TRANSACTION_COORDINATOR_FENCED":        52,
+		"TRANSACTIONAL_ID_AUTHORIZATION_FAILED": 53,
+		"SECURITY_DISABLED":                     54,
+		"OPERATION_NOT_ATTEMPTED":               55,
+		"KAFKA_STORAGE_ERROR":                   56,
+		"LOG_DIR_NOT_FOUND":                     57,
+		"SASL_AUTHENTICATION_FAILED":            58,
+		"UNKNOWN_PRODUCER_ID":                   59,
+		"REASSIGNMENT_IN_PROGRESS":              60,
+		"NON_EMPTY_GROUP":                       68,
+		"GROUP_ID_NOT_FOUND":                    69,
+		"INVALID_FETCH_SESSION_EPOCH":           71,
+		"FENCED_LEADER_EPOCH":                   74,
+		"UNKNOWN_LEADER_EPOCH":                  75,
+		"UNSUPPORTED_COMPRESSION_TYPE":          76,
+		"STALE_BROKER_EPOCH":                    77,
+		"OFFSET_NOT_AVAILABLE":                  78,
+		"PREFERRED_LEADER_NOT_AVAILABLE":        80,
+		"GROUP_MAX_SIZE_REACHED":                81,
+		"FENCED_INSTANCE_ID":                    82,
+		"ELIGIBLE_LEADERS_NOT_AVAILABLE":        83,
+		"ELECTION_NOT_NEEDED":                   84,
+		"NO_REASSIGNMENT_IN_PROGRESS":           85,
+		"GROUP_SUBSCRIBED_TO_TOPIC":             86,
+		"INVALID_RECORD":                        87,
+		"UNSTABLE_OFFSET_COMMIT":                88,
+		"THROTTLING_QUOTA_EXCEEDED":             89,
+		"PRODUCER_FENCED":                       90,
+		"RESOURCE_NOT_FOUND":                    91,
+		"DUPLICATE_RESOURCE":                    92,
+		"UNACCEPTABLE_CREDENTIAL":               93,
+		"INCONSISTENT_VOTER_SET":                94,
+		"INVALID_UPDATE_VERSION":                95,
+		"FEATURE_UPDATE_FAILED":                 96,
+		"SNAPSHOT_NOT_FOUND":                    98,
+		"POSITION_OUT_OF_RANGE":                 99,
+		"UNKNOWN_TOPIC_ID":                      100,
+		"DUPLICATE_BROKER_REGISTRATION":         101,
+		"BROKER_ID_NOT_REGISTERED":              102,
+		"INCONSISTENT_TOPIC_ID":                 103,
+		"INCONSISTENT_CLUSTER_ID":               104,
+		"TRANSACTIONAL_ID_NOT_FOUND":            105,
+		"INELIGIBLE_REPLICA":                    107,
+		"NEW_LEADER_ELECTED":                    108,
+		"OFFSET_MOVED_TO_TIERED_STORAGE":        109,
+		"FENCED_MEMBER_EPOCH":                   110,
+		"UNRELEASED_INSTANCE_ID":                111,
+		"UNSUPPORTED_ASSIGNOR":                  112,
+		"STALE_MEMBER_EPOCH":                    113,
+		"INVALID_REGISTRATION":                  119,
+		"TRANSACTION_ABORTABLE":                 120,
+		"INVALID_VOTER_KEY":                     125,
+		"DUPLICATE_VOTER":                       126,
+		"VOTER_NOT_FOUND":                       127,
+		"INVALID_REGULAR_EXPRESSION":            128,
 	}
 )
 
@@ -363,7 +387,7 @@ var File_tidemark_v1_errors_proto protoreflect.FileDescriptor
 
 const file_tidemark_v1_errors_proto_rawDesc = "" +
 	"\n" +
-	"\x18tidemark/v1/errors.proto\x12\vtidemark.v1*\xd5\x14\n" +
+	"\x18tidemark/v1/errors.proto\x12\vtidemark.v1*\xcc\x16\n" +
 	"\tErrorCode\x12\b\n" +
 	"\x04NONE\x10\x00\x12!\n" +
 	"\x14UNKNOWN_SERVER_ERROR\x10\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01\x12\x17\n" +
@@ -392,9 +416,13 @@ const file_tidemark_v1_errors_proto_rawDesc = "" +
 	"\x11UNKNOWN_MEMBER_ID\x10\x19\x12\x1b\n" +
 	"\x17INVALID_SESSION_TIMEOUT\x10\x1a\x12\x19\n" +
 	"\x15REBALANCE_IN_PROGRESS\x10\x1b\x12\x1e\n" +
-	"\x1aINVALID_COMMIT_OFFSET_SIZE\x10\x1c\x12 \n" +
+	"\x1aINVALID_COMMIT_OFFSET_SIZE\x10\x1c\x12\x1e\n" +
+	"\x1aTOPIC_AUTHORIZATION_FAILED\x10\x1d\x12\x1e\n" +
+	"\x1aGROUP_AUTHORIZATION_FAILED\x10\x1e\x12 \n" +
 	"\x1cCLUSTER_AUTHORIZATION_FAILED\x10\x1f\x12\x15\n" +
-	"\x11INVALID_TIMESTAMP\x10 \x12\x17\n" +
+	"\x11INVALID_TIMESTAMP\x10 \x12\x1e\n" +
+	"\x1aUNSUPPORTED_SASL_MECHANISM\x10!\x12\x16\n" +
+	"\x12ILLEGAL_SASL_STATE\x10\"\x12\x17\n" +
 	"\x13UNSUPPORTED_VERSION\x10#\x12\x18\n" +
 	"\x14TOPIC_ALREADY_EXISTS\x10$\x12\x16\n" +
 	"\x12INVALID_PARTITIONS\x10%\x12\x1e\n" +
@@ -412,10 +440,13 @@ const file_tidemark_v1_errors_proto_rawDesc = "" +
 	"\x1bINVALID_PRODUCER_ID_MAPPING\x101\x12\x1f\n" +
 	"\x1bINVALID_TRANSACTION_TIMEOUT\x102\x12\x1b\n" +
 	"\x17CONCURRENT_TRANSACTIONS\x103\x12\"\n" +
-	"\x1eTRANSACTION_COORDINATOR_FENCED\x104\x12\x1b\n" +
+	"\x1eTRANSACTION_COORDINATOR_FENCED\x104\x12)\n" +
+	"%TRANSACTIONAL_ID_AUTHORIZATION_FAILED\x105\x12\x15\n" +
+	"\x11SECURITY_DISABLED\x106\x12\x1b\n" +
 	"\x17OPERATION_NOT_ATTEMPTED\x107\x12\x17\n" +
 	"\x13KAFKA_STORAGE_ERROR\x108\x12\x15\n" +
-	"\x11LOG_DIR_NOT_FOUND\x109\x12\x17\n" +
+	"\x11LOG_DIR_NOT_FOUND\x109\x12\x1e\n" +
+	"\x1aSASL_AUTHENTICATION_FAILED\x10:\x12\x17\n" +
 	"\x13UNKNOWN_PRODUCER_ID\x10;\x12\x1c\n" +
 	"\x18REASSIGNMENT_IN_PROGRESS\x10<\x12\x13\n" +
 	"\x0fNON_EMPTY_GROUP\x10D\x12\x16\n" +
@@ -438,7 +469,8 @@ const file_tidemark_v1_errors_proto_rawDesc = "" +
 	"\x19THROTTLING_QUOTA_EXCEEDED\x10Y\x12\x13\n" +
 	"\x0fPRODUCER_FENCED\x10Z\x12\x16\n" +
 	"\x12RESOURCE_NOT_FOUND\x10[\x12\x16\n" +
-	"\x12DUPLICATE_RESOURCE\x10\\\x12\x1a\n" +
+	"\x12DUPLICATE_RESOURCE\x10\\\x12\x1b\n" +
+	"\x17UNACCEPTABLE_CREDENTIAL\x10]\x12\x1a\n" +
 	"\x16INCONSISTENT_VOTER_SET\x10^\x12\x1a\n" +
 	"\x16INVALID_UPDATE_VERSION\x10_\x12\x19\n" +
 	"\x15FEATURE_UPDATE_FAILED\x10`\x12\x16\n" +

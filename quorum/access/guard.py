@@ -1,0 +1,273 @@
+"""The guard of each server of a node: tells who calls, and whether the call may go on.
+
+It is the one place that all calls of all services pass. A call is authenticated first: by the
+client's certificate, by a token, or not at all on a PLAINTEXT listener. Then the rows of
+`quorum.access.rules` are applied to its request and answer. `access_of_call` tells handlers the
+principal, for quotas and for what they check themselves.
+
+Without an authorizer only the services of nodes are guarded, on listeners that know their callers.
+A caller of them has this node's own name, or is a super user.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from contextvars import ContextVar
+from functools import partial
+from inspect import isasyncgenfunction
+from typing import Any, NamedTuple, Protocol
+from urllib.parse import unquote
+from uuid import UUID
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError, Message
+
+from quorum.access import rules
+from quorum.access.audit import Audit
+from quorum.access.authorizer import Authorizer
+from quorum.access.verdicts import Judgement, judged, refused
+from quorum.image import MetadataImage
+from tidemark.errors import ApiError, SaslAuthenticationError
+from tidemark.security import acls
+from tidemark.security.acls import ANONYMOUS, CLUSTER, CLUSTER_NAME
+from tidemark.wire.rpcs import Rpc, every_rpc
+
+logger = logging.getLogger(__name__)
+
+FORWARDED_PRINCIPAL = "tidemark-principal"
+"""Metadata of a call that a node forwards: whose request it is, percent-encoded."""
+
+Context = Any
+
+
+class Images(Protocol):
+    """Holder of the newest committed image."""
+
+    @property
+    def image(self) -> MetadataImage: ...
+
+
+class Access(NamedTuple):
+    """The principal of a call, and what it may do; with `guard` of None, everything."""
+
+    principal: str = ANONYMOUS
+    host: str = ""
+    is_node: bool = False
+    guard: Guard | None = None
+    until_ms: int | None = None
+    """When the login ends, in ms of the wall clock."""
+
+    @property
+    def user(self) -> str:
+        """The name of the principal."""
+        return self.principal.partition(":")[2]
+
+    @property
+    def is_checked(self) -> bool:
+        """Whether `allows` may say no."""
+        return self.guard is not None and self.guard.authorizer is not None
+
+    @property
+    def entries(self) -> Any:
+        """The ACLs in effect: another object after each change."""
+        return None if self.guard is None else self.guard.images.image.acls
+
+    def allows(self, operation: int, resource_type: int, name: str) -> bool:
+        guard = self.guard
+        if guard is None or guard.authorizer is None:
+            return True
+        authorizer = guard.authorizer
+        authorizer.follow(guard.images.image)
+        asked = (self.principal, self.host)
+        if authorizer.allows(*asked, operation, resource_type, name):
+            return True
+        # A producer needs no right of its own to be idempotent (KIP-679).
+        if operation == acls.IDEMPOTENT_WRITE and authorizer.allows_any(
+            *asked, acls.WRITE, acls.TOPIC
+        ):
+            return True
+        guard.audit.denied(self.principal, self.host, operation, resource_type, name)
+        return False
+
+    def topic_name(self, topic_id: bytes) -> str | None:
+        """The name of a topic by its id; None: there is none."""
+        if self.guard is None or len(topic_id) != 16:
+            return None
+        found = self.guard.images.image.topics.by_id(UUID(bytes=topic_id))
+        return None if found is None else found.name
+
+
+_EVERYTHING = Access()
+_ACCESS: ContextVar[Access] = ContextVar("access")
+
+
+def access_of_call() -> Access:
+    """The access of the call that is being served."""
+    return _ACCESS.get(_EVERYTHING)
+
+
+class Authenticated(NamedTuple):
+    """The principal of a call, until a time in ms of the wall clock; None: until its end."""
+
+    principal: str
+    until_ms: int | None = None
+
+
+Authenticate = Callable[[Context], Awaitable[Authenticated]]
+"""Raises SaslAuthenticationError for a call of nobody that is known."""
+
+
+class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # it is not generic
+    """Of one listener; all listeners of a node share the authorizer and the audit log."""
+
+    def __init__(
+        self,
+        images: Images,
+        authenticate: Authenticate,
+        authorizer: Authorizer | None,
+        audit: Audit,
+        nodes: Collection[str],
+        *,
+        knows_callers: bool,
+    ) -> None:
+        """`nodes` are the principals of nodes. Without `knows_callers` everybody is anonymous."""
+        self.images = images
+        self.authorizer = authorizer
+        self.audit = audit
+        self._authenticate = authenticate
+        self._nodes = frozenset(nodes)
+        self._knows_callers = knows_callers
+        self._rpcs = {rpc.path: rpc for rpc in every_rpc()}
+        self._guards = knows_callers or authorizer is not None
+
+    async def intercept_service(
+        self, continuation: Callable[[Any], Awaitable[Any]], details: Any
+    ) -> Any:
+        """Wraps the method's handler; gRPC calls it for each call."""
+        handler = await continuation(details)
+        if handler is None or not self._guards:
+            return handler
+        path: str = details.method
+        row = rules.row_of(path)
+        if row is not None and row.is_public:
+            return handler
+        if handler.unary_unary is not None:
+            return grpc.unary_unary_rpc_method_handler(
+                partial(self._unary, handler.unary_unary, path, row),
+                handler.request_deserializer,
+                handler.response_serializer,
+            )
+        wrapped = self._generate if isasyncgenfunction(handler.stream_stream) else self._stream
+        return grpc.stream_stream_rpc_method_handler(
+            partial(wrapped, handler.stream_stream, path, row),
+            handler.request_deserializer,
+            handler.response_serializer,
+        )
+
+    async def _unary(
+        self, serve: Any, path: str, row: rules.Row | None, request: Any, context: Context
+    ) -> Any:
+        access = await self._admitted(path, row, context)
+        _ACCESS.set(access)
+        if row is None or not access.is_checked or not (row.rules or row.changes):
+            return await serve(request, context)
+        rpc = self._rpcs[path]
+        try:
+            message = rpc.request.FromString(request) if isinstance(request, bytes) else request
+        except DecodeError:
+            return await serve(request, context)  # which refuses it
+        verdict = self._judged(access, row, rpc, message)
+        if verdict.request is None:
+            return verdict.answered(rpc.response())
+        allowed: Any = request
+        if verdict.request is not message:
+            left = verdict.request
+            allowed = left.SerializeToString() if isinstance(request, bytes) else left
+        if row.changes:
+            self.audit.changed(access.principal, access.host, rpc.name, message)
+        return verdict.answered(await serve(allowed, context))
+
+    def _judged(self, access: Access, row: rules.Row, rpc: Rpc, message: Message) -> Judgement:
+        if _is_forwarded(access):
+            return Judgement(message)
+        try:
+            asked = rules.CheckedRequest(message, access.topic_name)
+            return judged(row.rules, asked, access)
+        except ApiError as error:
+            return refused(error)
+
+    async def _stream(
+        self, serve: Any, path: str, row: rules.Row | None, requests: Any, context: Context
+    ) -> None:
+        access = await self._admitted(path, row, context)
+        _ACCESS.set(access)
+        task = asyncio.current_task()
+        end = None
+        if access.until_ms is not None and task is not None:  # KIP-368: the login ends
+            left_s = max(0.0, access.until_ms / 1000 - time.time())
+            end = asyncio.get_running_loop().call_later(left_s, context.cancel)
+        try:
+            await serve(requests, context)
+        finally:
+            if end is not None:
+                end.cancel()
+
+    async def _generate(
+        self, serve: Any, path: str, row: rules.Row | None, requests: Any, context: Context
+    ) -> AsyncIterator[Any]:
+        _ACCESS.set(await self._admitted(path, row, context))
+        async for answer in serve(requests, context):
+            yield answer
+
+    async def _admitted(self, path: str, row: rules.Row | None, context: Context) -> Access:
+        """Authenticates a call, and turns away who may not call this method at all."""
+        host = host_of(context.peer())
+        try:
+            login = await self._authenticate(context)
+        except SaslAuthenticationError as error:
+            self.audit.rejected(host, str(error))
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
+            raise
+        principal = login.principal
+        access = Access(principal, host, self._is_node(principal, host), self, login.until_ms)
+        if row is None or (row.is_for_nodes and not access.is_node):
+            self.audit.turned_away(principal, host, path)
+            text = (
+                f"{principal} is no node of this cluster: {path.rpartition('/')[0][1:]} is theirs"
+            )
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, text)
+        return self._forwarded(access, context) if access.is_node else access
+
+    def _is_node(self, principal: str, host: str) -> bool:
+        if not self._knows_callers and self.authorizer is None:
+            return True
+        if principal in self._nodes:
+            return True
+        if self.authorizer is None:
+            return False
+        self.authorizer.follow(self.images.image)
+        return self.authorizer.allows(principal, host, acls.CLUSTER_ACTION, CLUSTER, CLUSTER_NAME)
+
+    def _forwarded(self, access: Access, context: Context) -> Access:
+        """The access of whose request a node forwards; it was checked there."""
+        for key, value in context.invocation_metadata() or ():
+            if key == FORWARDED_PRINCIPAL:
+                return access._replace(principal=unquote(value), host=_FORWARDED)
+        return access
+
+
+_FORWARDED = "(forwarded)"
+
+
+def _is_forwarded(access: Access) -> bool:
+    return access.is_node and access.host == _FORWARDED
+
+
+def host_of(peer: str) -> str:
+    """The address in gRPC's name of a peer, e.g. `ipv4:10.0.0.7:4711`."""
+    address = unquote(peer.partition(":")[2]).rpartition(":")[0]
+    return address.strip("[]") or peer

@@ -1,0 +1,213 @@
+"""Tokens of calls: those of SCRAM logins at this node, and users' JWTs (OAUTHBEARER).
+
+A login by SCRAM is one call of SaslAuthenticate, at whose end the client gets a token. The token is
+signed with a key of this process. It is valid at this node until the node stops, or the session's
+time is over. A JWT comes from elsewhere, and is checked with the keys of its issuer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import hmac
+import json
+import logging
+import os
+from typing import Any
+
+import grpc
+
+from quorum.access.guard import Authenticate, Context, Images, Authenticated
+from tidemark.config.security import BEARER, SCRAM, ListenerSecurity
+from tidemark.errors import (
+    ApiError,
+    ConfigError,
+    IllegalSaslStateError,
+    SaslAuthenticationError,
+    UnsupportedSaslMechanismError,
+    code_of,
+)
+from tidemark.security.scram import ServerLogin
+from tidemark.surroundings import surroundings
+from tidemark.v1 import authentication_pb2 as pb
+
+logger = logging.getLogger(__name__)
+
+AUTHORIZATION = "authorization"
+_SCHEME = "Bearer "
+_PREFIX = "scram."
+_STEP_S = 10.0  # for the client's next message of a login
+_TOKENS_MAX = 10_000
+_TOKEN_BYTES_MAX = 16 << 10
+
+
+def token_of(context: Context) -> str:
+    """The bearer token of a call. Raises SaslAuthenticationError."""
+    for key, value in context.invocation_metadata() or ():
+        if key == AUTHORIZATION:
+            if not str(value).startswith(_SCHEME):
+                raise SaslAuthenticationError("the metadata authorization is no Bearer token")
+            return str(value).removeprefix(_SCHEME)
+    raise SaslAuthenticationError(
+        "the call has no token: log in (security.protocol, sasl.mechanism)"
+    )
+
+
+class Sessions:
+    """The SCRAM logins of one node."""
+
+    def __init__(self, images: Images, lifetime_ms: int) -> None:
+        self._images = images
+        self._lifetime_ms = lifetime_ms
+        self._key = os.urandom(32)
+        self._wall_ms = surroundings().wall_ms
+
+    def authenticate(self, token: str) -> Authenticated:
+        """Tells whose token it is. Raises SaslAuthenticationError."""
+        payload, _, signature = token.removeprefix(_PREFIX).partition(".")
+        if not hmac.compare_digest(self._signature(payload), signature):
+            raise SaslAuthenticationError("the token is none of this node: log in again")
+        found = json.loads(base64.urlsafe_b64decode(payload))
+        name, until_ms = str(found["user"]), int(found["until_ms"])
+        if self._wall_ms() >= until_ms:
+            raise SaslAuthenticationError("the session is over: log in again")
+        if name not in self._images.image.scram_users:
+            raise SaslAuthenticationError("the user was removed")
+        return Authenticated(f"User:{name}", until_ms)
+
+    def _signature(self, payload: str) -> str:
+        return hmac.new(self._key, payload.encode(), hashlib.sha256).hexdigest()
+
+    def _token(self, name: str) -> str:
+        until_ms = self._wall_ms() + self._lifetime_ms
+        content = json.dumps({"user": name, "until_ms": until_ms}).encode()
+        payload = base64.urlsafe_b64encode(content).decode()
+        return f"{_PREFIX}{payload}.{self._signature(payload)}"
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Serves SaslAuthenticate."""
+        handler = grpc.stream_stream_rpc_method_handler(
+            self._converse,
+            request_deserializer=pb.SaslAuthenticateRequest.FromString,
+            response_serializer=pb.SaslAuthenticateResponse.SerializeToString,
+        )
+        methods = {"SaslAuthenticate": handler}
+        server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler("tidemark.v1.Authentication", methods),)
+        )
+
+    async def _converse(self, _: Any, context: Context) -> None:
+        """One login; an error ends it."""
+        login = ServerLogin(self._images.image.scram_users.get, os.urandom(18), self._key)
+        try:
+            first = await self._next(context)
+            if first.mechanism != SCRAM:
+                raise UnsupportedSaslMechanismError(
+                    f"{first.mechanism or 'no mechanism'}: users log in here by {SCRAM}"
+                )
+            answer = login.first(first.auth_bytes)
+            await context.write(pb.SaslAuthenticateResponse(auth_bytes=answer))
+            last = login.final((await self._next(context)).auth_bytes)
+        except ApiError as error:
+            logger.info("login of %r from %s: %s", login.name, context.peer(), error)
+            code, text = int(code_of(error)), str(error)
+            await context.write(
+                pb.SaslAuthenticateResponse(error_code=code, error_message=text)  # type: ignore[arg-type]
+            )
+            return
+        await context.write(
+            pb.SaslAuthenticateResponse(
+                auth_bytes=last,
+                token=self._token(login.name),
+                session_lifetime_ms=self._lifetime_ms,
+            )
+        )
+
+    async def _next(self, context: Context) -> pb.SaslAuthenticateRequest:
+        try:
+            request = await asyncio.wait_for(context.read(), _STEP_S)
+        except TimeoutError:
+            raise IllegalSaslStateError("the login took too long") from None
+        if not isinstance(request, pb.SaslAuthenticateRequest):
+            raise IllegalSaslStateError("the login ended before its last message")
+        return request
+
+
+class JwtVerifier:
+    """Checks users' JWTs with the keys of sasl.oauthbearer.jwks.endpoint.url."""
+
+    def __init__(self, security: ListenerSecurity) -> None:
+        """Raises ConfigError."""
+        import jwt
+
+        url = security.sasl_oauthbearer_jwks_endpoint_url
+        if not url.startswith(("https://", "file://", "http://localhost", "http://127.0.0.1")):
+            raise ConfigError(
+                "sasl.enabled.mechanisms=OAUTHBEARER needs sasl.oauthbearer.jwks.endpoint.url, an"
+                f" https:// or file:// URL, which is {url!r}"
+            )
+        self._security = security
+        self._jwks = jwt.PyJWKClient(url, cache_keys=True, timeout=10)
+        self._known: dict[bytes, Authenticated] = {}
+        self._wall_ms = surroundings().wall_ms
+
+    async def authenticate(self, token: str) -> Authenticated:
+        """Tells whose token it is. Raises SaslAuthenticationError."""
+        if len(token) > _TOKEN_BYTES_MAX:
+            raise SaslAuthenticationError(f"a token of {len(token)} bytes")
+        digest = hashlib.sha256(token.encode()).digest()
+        known = self._known.get(digest)
+        if known is None:
+            # Keys may have to be fetched, and signatures take a moment.
+            known = await asyncio.to_thread(self._verified, token)
+            if len(self._known) >= _TOKENS_MAX:
+                self._known.clear()
+            self._known[digest] = known
+        if known.until_ms is not None and self._wall_ms() >= known.until_ms:
+            raise SaslAuthenticationError("the token has expired: get a new one")
+        return known
+
+    def _verified(self, token: str) -> Authenticated:
+        import jwt
+
+        secured = self._security
+        audience = list(secured.sasl_oauthbearer_expected_audience) or None
+        try:
+            key = self._jwks.get_signing_key_from_jwt(token)
+            claims = jwt.decode(
+                token,
+                key.key,
+                algorithms=["RS256", "RS384", "RS512", "PS256", "ES256", "ES384", "ES512", "EdDSA"],
+                audience=audience,
+                issuer=secured.sasl_oauthbearer_expected_issuer or None,
+                leeway=secured.sasl_oauthbearer_clock_skew_seconds,
+                options={"require": ["exp"], "verify_aud": audience is not None},
+            )
+        except (jwt.PyJWTError, ValueError) as error:
+            raise SaslAuthenticationError(f"the token is not accepted: {error}") from None
+        name = claims.get(secured.sasl_oauthbearer_sub_claim_name)
+        if not isinstance(name, str) or not name:
+            raise SaslAuthenticationError(
+                f"the token has no claim {secured.sasl_oauthbearer_sub_claim_name}"
+            )
+        leeway_ms = secured.sasl_oauthbearer_clock_skew_seconds * 1_000
+        return Authenticated(f"User:{name}", int(claims["exp"]) * 1_000 + leeway_ms)
+
+
+def by_tokens(security: ListenerSecurity, sessions: Sessions) -> Authenticate:
+    """Authenticates calls by their tokens. Raises ConfigError."""
+    mechanisms = security.sasl_enabled_mechanisms
+    verifier = JwtVerifier(security) if BEARER in mechanisms else None
+
+    async def authenticate(context: Context) -> Authenticated:
+        token = token_of(context)
+        if token.startswith(_PREFIX):
+            if SCRAM not in mechanisms:
+                raise SaslAuthenticationError(f"{SCRAM} is not enabled on this listener")
+            return sessions.authenticate(token)
+        if verifier is None:
+            raise SaslAuthenticationError(f"{BEARER} is not enabled on this listener")
+        return await verifier.authenticate(token)
+
+    return authenticate
