@@ -25,7 +25,7 @@ from tidemark.cli.local_cluster import LocalCluster
 from tidemark.client import Admin, NewTopic
 from tidemark.errors import ApiError
 
-LONGEST_STALL_S = 20
+LONGEST_STALL_S = 30
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_nothing_is_lost_or_doubled_when_nodes_go_to_the_next_release_back_and_t
             *first, last = [*cluster.broker_ids, *cluster.controller_ids]
             roll(cluster, admin, load, first, None)
             if newest > level:  # a node of the previous release stands in the way
-                with pytest.raises(ApiError, match=f"controller {last} supports"):
+                with pytest.raises(ApiError, match=f"controller ({last} )?supports"):
                     admin.update_features({LEVEL: newest})
             roll(cluster, admin, load, [last], None)
             some = [cluster.broker_ids[0], cluster.controller_ids[0]]
