@@ -26,12 +26,13 @@ from tidemark.spark.direct.objects import (
     StoreUnavailableError,
     UrlExpiredError,
 )
-from tidemark.spark.direct.pieces import ObjectPiece, ReadLease
+from tidemark.spark.direct.pieces import ObjectPiece, ReadLease, with_waiting
 from tidemark.spark.direct.reading import DirectSlice
 from tidemark.spark.offsets import DataLossError, OffsetRange
 from tidemark.spark.planning import plan
 from tidemark.spark.slices import read_slice
 from tidemark.spark.source import source_schema
+from tiering.errors import RemoteReadBusyError
 
 SCHEMA = to_arrow_schema(source_schema(("offset", "value")), timezone="UTC")
 
@@ -331,3 +332,30 @@ def test_a_lease_is_renewed_each_third_of_its_time_whoever_reads() -> None:
     assert renewed == [(100, 0, "a"), (200, 0, "a"), (300, 0, "a"), (400, 0, "a")]
     leases.touch(options, replace(one, direct=direct._replace(lease=None)))
     assert len(renewed) == 4
+
+
+def test_tasks_renew_the_leases_of_partitions_that_wait_for_one() -> None:
+    """A job of many slices on few workers, for longer than its leases last."""
+    now, until, fails = [0.0], dict.fromkeys(range(6), 300.0), set[int]()
+
+    def renew(_: object, offsets: OffsetRange, lease: ReadLease) -> None:
+        if offsets.partition in fails:
+            raise RemoteReadBusyError
+        assert until[offsets.partition] > now[0], "it had ended"
+        until[offsets.partition] = now[0] + lease.lease_ms
+
+    leases = KeptLeases(renew, lambda: now[0], lambda work: work(), lambda: 0.9)
+    with tiered() as fake:
+        options = fake.options()
+        (one,) = planned(fake, 0, 150)
+    assert one.direct is not None
+    held = one.direct._replace(lease=ReadLease("a", 0, 9, 300, 0))
+    slices = with_waiting([replace(one, partition=n, direct=held) for n in range(6)], most=4)
+    assert [len(each.direct.waiting) for each in slices if each.direct] == [4, 4, 3, 2, 1, 0]
+    for now[0] in range(0, 1_200, 10):
+        leases.touch(options, slices[1])
+    assert min(until[number] for number in range(1, 6)) > 1_200 > until[0]
+    fails |= {2, 3}
+    for now[0] in range(1_200, 1_610, 10):
+        leases.touch(options, slices[1])
+    assert until[5] > 1_610 > until[2], "some that fail do not hold the others up"

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from tidemark.spark.offsets import OffsetRange
+from tidemark.types import TopicPartition
 
 
 class ObjectPiece(NamedTuple):
@@ -50,12 +51,48 @@ class ReadLease(NamedTuple):
     granted_ms: int
 
 
+class Waiting(NamedTuple):
+    """The lease of a partition of the same plan, which may have no task yet."""
+
+    topic: str
+    partition: int
+    topic_id: bytes
+    lease: ReadLease
+
+
 class DirectRead(NamedTuple):
-    """The pieces of a slice by offset, without a hole, and the aborted transactions in them."""
+    """The pieces of a slice by offset, without a hole, and the aborted transactions in them.
+
+    Whoever reads the slice renews its lease, and those of partitions that wait.
+    """
 
     pieces: tuple[ObjectPiece, ...]
     aborted: tuple[Aborted, ...] = ()
     lease: ReadLease | None = None
+    waiting: tuple[Waiting, ...] = ()
+
+
+def with_waiting(slices: Sequence[OffsetRange], most: int = 500) -> list[OffsetRange]:
+    """The slices of a plan, each with the leases of the next partitions, at most so many.
+
+    Spark begins tasks in the order of slices, so others before them are being read, or were.
+    """
+    known: dict[TopicPartition, Waiting] = {}
+    for each in slices:
+        if each.direct is not None and each.direct.lease is not None:
+            topic_id = each.topic_id.bytes if each.topic_id is not None else b""
+            waiting = Waiting(each.topic, each.partition, topic_id, each.direct.lease)
+            known.setdefault(each.topic_partition, waiting)
+    leases = tuple(known.values())
+    behind = {where: leases[place : place + most] for place, where in enumerate(known, 1)}
+    return [
+        each
+        if each.direct is None
+        else replace(
+            each, direct=each.direct._replace(waiting=behind.get(each.topic_partition, ()))
+        )
+        for each in slices
+    ]
 
 
 def direct_slices(

@@ -22,7 +22,14 @@ from tidemark.errors import (
     error_for,
 )
 from tidemark.spark.direct.objects import Objects, ObjectUnreadableError
-from tidemark.spark.direct.pieces import Aborted, ObjectPiece, ReadLease, direct_slices, is_sound
+from tidemark.spark.direct.pieces import (
+    Aborted,
+    ObjectPiece,
+    ReadLease,
+    direct_slices,
+    is_sound,
+    with_waiting,
+)
 from tidemark.spark.lookups import AsyncLookups, Lookups
 from tidemark.spark.offsets import OffsetRange
 from tidemark.spark.options import SourceOptions
@@ -103,7 +110,7 @@ class _Planning:
             partitions.setdefault(offsets.partition, []).append(offsets)
         planned = await asyncio.gather(*(self._topic(core, each) for each in topics.values()))
         found = {id(offsets): slices for part in planned for offsets, slices in part}
-        return [each for offsets in ranges for each in found[id(offsets)]]
+        return with_waiting([each for offsets in ranges for each in found[id(offsets)]])
 
     async def _topic(
         self, core: AsyncLookups, partitions: Mapping[int, Sequence[OffsetRange]]

@@ -154,7 +154,7 @@ def _to_json(offsets: OffsetRange) -> dict[str, Any]:
         "leader_epoch": offsets.leader_epoch,
     }
     if offsets.direct is not None:
-        pieces, aborted, lease = offsets.direct
+        pieces, aborted, lease, _ = offsets.direct
         found["pieces"] = [(*piece[:-1], piece.segment_id.hex()) for piece in pieces]
         found["aborted"] = aborted
         found["lease"] = lease
