@@ -24,7 +24,7 @@ helm test tide
 ```
 
 - Before pods change, a job checks the settings of nodes as their start would. A wrong one fails the
-  upgrade, and every pod goes on.
+  upgrade, and every pod goes on. `kubectl logs job/tide-tidemark-before` tells which it is.
 - A rollout waits at each broker until no partition needs it (`broker.stopGateSeconds`). So do
   drained machines and evictions.
 - Fewer brokers: `helm upgrade --set broker.replicas=N --timeout 1h` first moves the replicas of
