@@ -15,6 +15,7 @@ from tidemark.client.models import (
     ConfigResource,
     ConfigSynonym,
     FeatureDescription,
+    LogDirDescription,
     NodeDescription,
     NodeFeatures,
     PartitionDescription,
@@ -73,6 +74,7 @@ class FakeAdmin:
 
     def __init__(self) -> None:
         self.brokers = [broker(4, "a"), broker(5, "b"), broker(6, "c")]
+        self.log_dirs: dict[int, list[LogDirDescription]] = {}
         self.topics: dict[str, TopicDescription] = {}
         self.quorum = quorum(1, voter(1, 100), voter(2, 100))
         self.under_way: dict[TopicPartition, PartitionReassignment] = {}
@@ -97,6 +99,9 @@ class FakeAdmin:
         self.topics |= {t.name: t for t in topics}
 
     # Answers.
+
+    def describe_log_dirs(self, brokers: Sequence[int]) -> dict[int, list[LogDirDescription]]:
+        return {broker: self.log_dirs.get(broker, []) for broker in brokers}
 
     def describe_cluster(self) -> ClusterDescription:
         return ClusterDescription("fake", self.quorum.leader_id, tuple(self.brokers))

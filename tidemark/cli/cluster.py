@@ -2,20 +2,23 @@
 
 critical: records cannot be written or read (no active controller, no leader, an ISR below
 min.insync.replicas). warning: a further failure could make it so (a fenced broker, a replica out of
-sync or on a dead disk). So do a controller that lags and a damaged metadata log.
+sync, a failed or full disk, a tier that lags). So do a controller that lags and a damaged metadata
+log.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tidemark.cli.disk_health import disk_problems
 from tidemark.cli.leaderless import in_service, way_back
 from tidemark.cli.output import json_of, print_json, print_line, print_table
+from tidemark.cli.problems import Problem
 from tidemark.cli.session import Session, with_session
+from tidemark.errors import TidemarkError
 
 if TYPE_CHECKING:
     from tidemark.client.models import ClusterDescription, QuorumDescription, TopicDescription
@@ -25,18 +28,6 @@ app = typer.Typer(help="The cluster as a whole.", no_args_is_help=True)
 
 MIN_ISR = "min.insync.replicas"
 _SHOWN_MAX = 50
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """A problem; `severity` is critical or warning, `where` is a broker, a partition or a
-    controller.
-    """
-
-    severity: str
-    kind: str
-    where: str
-    detail: str
 
 
 @app.callback()
@@ -51,8 +42,14 @@ def health(
     max_lag_ms: Annotated[
         int, typer.Option(help="How long a controller may be behind, in ms.", min=0)
     ] = 10_000,
+    max_copy_lag_bytes: Annotated[
+        int, typer.Option(help="How much of a partition may wait for its copy to the tier.", min=0)
+    ] = 1 << 30,
+    min_free_percent: Annotated[
+        int, typer.Option(help="The least free part of a disk.", min=0, max=100)
+    ] = 10,
 ) -> None:
-    """Tell what is wrong with brokers, partitions and controllers; 0 healthy, 1 not."""
+    """Tell what is wrong with brokers, disks, partitions and controllers; 0 healthy, 1 not."""
     from tidemark.cli.brokers import all_topics
 
     with session.admin() as admin:
@@ -64,6 +61,12 @@ def health(
         problems = quorum_problems(quorum, max_lag_ms) + broker_problems(cluster)
         least = _default_min_isr(admin, cluster)
         problems += partition_problems(topics, least, in_service(cluster))
+        try:
+            live = sorted(in_service(cluster))
+            disks = admin.describe_log_dirs(live) if live else {}
+            problems += disk_problems(disks, max_copy_lag_bytes, min_free_percent)
+        except TidemarkError as error:
+            problems.append(Problem("warning", "disks unknown", "brokers", str(error)))
     status = status_of(problems)
     facts = {
         "status": status,
