@@ -42,7 +42,7 @@ RUN rm -rf /usr/share/doc /usr/share/man /usr/share/locale /usr/share/info /usr/
 COPY --from=build /opt/tidemark /opt/tidemark
 # Nodes and a client, out of what is left. A failure here is a failure of the build.
 RUN cd /tmp && /opt/tidemark/bin/tidemark dev --data-dir /tmp/dev > /tmp/nodes 2>&1 & nodes=$!; said=never; \
-    for _ in $(seq 60); do sleep 1; /opt/tidemark/bin/tidemark self-test > /tmp/said 2>&1 && said=well && break; done; \
+    for _ in $(seq 30); do sleep 1; /opt/tidemark/bin/tidemark self-test > /tmp/said 2>&1 && said=well && break; done; \
     kill $nodes; wait $nodes; cat /tmp/said; if [ $said = never ]; then cat /tmp/nodes; exit 1; fi; rm -rf /tmp/*
 
 FROM scratch
