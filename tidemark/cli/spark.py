@@ -139,6 +139,46 @@ def mirror(
     _copy(session, job, state, dry_run, master, conf)
 
 
+@run_app.command("translate-offsets")
+@with_session
+def translate_offsets(
+    session: Session,
+    topic: Annotated[str, typer.Argument(help="The topic that was mirrored.")],
+    group: Annotated[str, typer.Option(help="The consumer group.")],
+    to_bootstrap_server: TargetServers,
+    state: State,
+    to_topic: Annotated[str | None, typer.Option(help="Its name there; the same.")] = None,
+    dry_run: DryRun = False,
+    master: Master = "local[*]",
+    conf: Conf = None,
+) -> None:
+    """Commit the offsets of a group in the other cluster of a mirror, so that it goes on there. It
+    may read some records twice, and misses none."""
+    from tidemark.spark.jobs.translating import translate
+
+    servers = to_bootstrap_server or session.bootstrap
+    for each in (session.bootstrap, servers):
+        check_reachable(each)
+    with _spark(session, "translate-offsets", master, conf) as spark:
+        found = translate(
+            *(spark, session.bootstrap, servers, group, (topic, to_topic or topic), state),
+            dry_run=dry_run,
+        )
+    session.show(
+        [json_of(each) for each in found],
+        ("PARTITION", "OFFSET", "THERE", "EXACT"),
+        [
+            (
+                each.partition,
+                each.offset,
+                "-" if each.target_offset is None else each.target_offset,
+                "yes" if each.is_exact else "no",
+            )
+            for each in found
+        ],
+    )
+
+
 @run_app.command("replay")
 @with_session
 def replay(

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from tidemark.cli.local_cluster import LocalCluster
 from tidemark.cli.main import app
-from tidemark.client import Admin, Consumer, NewTopic, Producer
+from tidemark.client import Admin, Consumer, NewTopic, OffsetAndMetadata, Producer
 from tidemark.errors import ConfigError
 from tidemark.spark.jobs import copying, importing
 from tidemark.spark.jobs.copying import Copied, Copy, copy
@@ -218,6 +218,21 @@ def test_commands_of_jobs_print_counts_and_say_what_they_would_do(
     rows = call("stats", "f")["partitions"]
     assert next(row["records"] for row in rows if row["partition"] is None) == done["records"]
     call(*mirror[:-1], "--option", "minPartitions=4", exit_code=1)
+    move = ("translate-offsets", "e", "--to-topic", "f", "--group", "g", *places)
+    call(*move, exit_code=1)  # it has no offset
+    with Admin(servers) as admin:
+        where = {TopicPartition("e", n): OffsetAndMetadata(2) for n in range(PARTITIONS)}
+        admin.groups.alter_offsets("g", where)
+        wanted = [
+            {"partition": n, "offset": 2, "target_offset": 2, "is_exact": True}
+            for n in range(PARTITIONS)
+        ]
+        assert call(*move, "--dry-run") == wanted and set(admin.groups.offsets("g")) == set(where)
+        assert call(*move) == wanted
+        there = {TopicPartition("f", n): OffsetAndMetadata(2) for n in range(PARTITIONS)}
+        found = admin.groups.offsets("g")
+        assert {tp: found[tp].offset for tp in there} == dict.fromkeys(there, 2)
+    call(*move[:-1], str(tmp_path / "none"), exit_code=1)
 
 
 def test_a_mirror_to_itself_or_to_fewer_partitions_is_refused(

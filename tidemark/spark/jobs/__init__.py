@@ -9,6 +9,7 @@
     export               a topic to Parquet
     target               a topic that a job writes to: its ends, and what a batch added
     copying              mirror and replay: a topic to a topic
+    translating          a consumer group to the other cluster of a mirror
     importing            files to a topic
     stats                records, bytes, keys and timestamps of topics
 
