@@ -9,14 +9,19 @@ from pathlib import Path
 import pytest
 
 
+def found_tool(name: str) -> str | None:
+    """The tool's path: from the cache of scripts/install-tools, else from PATH; None: nowhere."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    pinned = cache / "tidemark" / "tools" / "bin" / name
+    return str(pinned) if os.access(pinned, os.X_OK) else shutil.which(name)
+
+
 def tool(name: str) -> str:
-    """The tool's path: from the cache of scripts/install-tools, else from PATH.
+    """The path as of `found_tool`.
 
     Without the tool the test is skipped; on CI, which installs it, it fails.
     """
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    pinned = cache / "tidemark" / "tools" / "bin" / name
-    found = str(pinned) if os.access(pinned, os.X_OK) else shutil.which(name)
+    found = found_tool(name)
     if found is None:
         message = f"no {name}: run scripts/install-tools"
         pytest.fail(message) if os.environ.get("CI") else pytest.skip(message)
