@@ -40,8 +40,6 @@ class Surroundings:
     make_rng: Callable[[], random.Random] = random.Random
     network: Any = None
     open_directory: Any = None
-    security: Any = None
-    """How clients connect that are not told it (`tidemark.config.security.ClientSecurity`)."""
     has_threads: bool = True
     """Whether work may be spread over threads that the event loop does not know."""
     loop_thread: Any = None
@@ -75,3 +73,20 @@ def use(world: Surroundings) -> Iterator[None]:
         yield
     finally:
         _CURRENT.reset(token)
+
+
+_security: Any = None
+
+
+def secure(security: Any) -> None:
+    """Makes `security` that of all clients of this process which are given none.
+
+    It is a `tidemark.config.security.ClientSecurity`; None: plain text.
+    """
+    global _security
+    _security = security
+
+
+def process_security() -> Any:
+    """The value of the last `secure`, for clients on whatever thread."""
+    return _security

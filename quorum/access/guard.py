@@ -205,16 +205,15 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # it is not 
     ) -> None:
         access = await self._admitted(path, row, context)
         _ACCESS.set(access)
-        task = asyncio.current_task()
-        end = None
-        if access.until_ms is not None and task is not None:  # KIP-368: the login ends
-            left_s = max(0.0, access.until_ms / 1000 - time.time())
-            end = asyncio.get_running_loop().call_later(left_s, context.cancel)
+        left_s = None if access.until_ms is None else access.until_ms / 1000 - time.time()
         try:
-            await serve(requests, context)
-        finally:
-            if end is not None:
-                end.cancel()
+            async with asyncio.timeout(left_s) as login:
+                await serve(requests, context)
+        except TimeoutError:
+            if not login.expired():
+                raise
+            text = "the session is over: log in again"  # KIP-368
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, text)
 
     async def _generate(
         self, serve: Any, path: str, row: rules.Row | None, requests: Any, context: Context

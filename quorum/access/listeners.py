@@ -6,7 +6,7 @@ import grpc.aio
 
 from quorum.access.audit import Audit
 from quorum.access.authorizer import Authorizer
-from quorum.access.guard import Authenticate, Context, Guard, Images, Authenticated
+from quorum.access.guard import Authenticate, Authenticated, Context, Guard, Images
 from quorum.access.logins import Sessions, by_tokens
 from quorum.access.principals import PrincipalMapping, subject_of
 from tidemark.config import ServerConfig

@@ -14,11 +14,13 @@ import hmac
 import json
 import logging
 import os
+from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import grpc
 
-from quorum.access.guard import Authenticate, Context, Images, Authenticated
+from quorum.access.guard import Authenticate, Authenticated, Context, Images
 from tidemark.config.security import BEARER, SCRAM, ListenerSecurity
 from tidemark.errors import (
     ApiError,
@@ -148,7 +150,8 @@ class JwtVerifier:
                 f" https:// or file:// URL, which is {url!r}"
             )
         self._security = security
-        self._jwks = jwt.PyJWKClient(url, cache_keys=True, timeout=10)
+        self._path = Path(unquote(urlsplit(url).path)) if url.startswith("file://") else None
+        self._jwks = None if self._path else jwt.PyJWKClient(url, cache_keys=True, timeout=10)
         self._known: dict[bytes, Authenticated] = {}
         self._wall_ms = surroundings().wall_ms
 
@@ -168,13 +171,26 @@ class JwtVerifier:
             raise SaslAuthenticationError("the token has expired: get a new one")
         return known
 
+    def _key_of(self, token: str) -> Any:
+        """The key that signed a token. A file is read again for each new token."""
+        import jwt
+
+        if self._jwks is not None:
+            return self._jwks.get_signing_key_from_jwt(token)
+        assert self._path is not None, "the URL is either of a file or not"
+        keys = jwt.PyJWKSet.from_json(self._path.read_text(encoding="utf-8"))
+        kid = jwt.get_unverified_header(token).get("kid")
+        if kid is None and len(keys.keys) == 1:
+            return keys.keys[0]
+        return keys[str(kid)]
+
     def _verified(self, token: str) -> Authenticated:
         import jwt
 
         secured = self._security
         audience = list(secured.sasl_oauthbearer_expected_audience) or None
         try:
-            key = self._jwks.get_signing_key_from_jwt(token)
+            key = self._key_of(token)
             claims = jwt.decode(
                 token,
                 key.key,
@@ -184,7 +200,7 @@ class JwtVerifier:
                 leeway=secured.sasl_oauthbearer_clock_skew_seconds,
                 options={"require": ["exp"], "verify_aud": audience is not None},
             )
-        except (jwt.PyJWTError, ValueError) as error:
+        except (jwt.PyJWTError, ValueError, OSError, LookupError) as error:
             raise SaslAuthenticationError(f"the token is not accepted: {error}") from None
         name = claims.get(secured.sasl_oauthbearer_sub_claim_name)
         if not isinstance(name, str) or not name:

@@ -328,11 +328,10 @@ class _LeaderReader:
 
         from tidemark.client.connections import error_of_status
         from tidemark.v1.raft_pb2_grpc import RaftStub
-        from tidemark.wire import CHANNEL_OPTIONS
+        from tidemark.wire.network import blocking_channel
 
-        options = list(CHANNEL_OPTIONS)
         try:
-            with grpc.insecure_channel(self._address, options=options) as channel:
+            with blocking_channel(self._address) as channel:
                 return self._read(RaftStub(channel))
         except grpc.RpcError as error:
             assert isinstance(error, grpc.Call)

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -21,7 +22,8 @@ from typer.main import get_command, get_group
 from tidemark import __version__
 from tidemark.cli.context import server_in_use
 from tidemark.cli.output import BOOTSTRAP_VARIABLE, reason_of
-from tidemark.errors import TidemarkError
+from tidemark.errors import ConfigError, TidemarkError
+from tidemark.surroundings import secure
 
 # Modules of the extra `server`; commands that run a node, or read its files, need them.
 _OF_A_NODE = {
@@ -42,6 +44,8 @@ _GROUPS = (
     "reassign",
     "features",
     "quotas",
+    "acls",
+    "users",
     "groups",
     "transactions",
     "perf",
@@ -147,6 +151,14 @@ def options(
     context: Annotated[
         str | None, typer.Option("--context", help="The cluster of this name: `tidemark context`.")
     ] = None,
+    command_config: Annotated[
+        Path | None,
+        typer.Option(
+            "--command-config",
+            envvar="TIDEMARK_COMMAND_CONFIG",
+            help="A file of client settings: security.protocol, ssl.*, sasl.*",
+        ),
+    ] = None,
     version: Annotated[
         bool,
         typer.Option("--version", callback=_version, is_eager=True, help="Show the version."),
@@ -156,11 +168,29 @@ def options(
     ] = False,
 ) -> None:
     """A partitioned, replicated log in the manner of Apache Kafka."""
+    if command_config is not None:
+        _secure(command_config)
+        ctx.call_on_close(lambda: secure(None))
     server = server_in_use(context)
     if server is not None:  # until the command ends: its option --bootstrap-server reads this
         before = os.environ.get(BOOTSTRAP_VARIABLE)
         os.environ[BOOTSTRAP_VARIABLE] = server
         ctx.call_on_close(lambda: _restore(before))
+
+
+def _secure(path: Path) -> None:
+    """Makes all clients of the command connect as the file says. Raises ConfigError."""
+    from tidemark.config.properties import parse_properties
+    from tidemark.config.security import client_security
+
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--command-config: {error}") from None
+    try:
+        secure(client_security(parse_properties(text)))
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
 
 
 def _restore(server: str | None) -> None:

@@ -12,8 +12,9 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
+from tidemark.client.admin_security import AsyncSecurityAdmin
 from tidemark.client.closing import AsyncCloses
-from tidemark.client.connections import Connections, parse_bootstrap_servers
+from tidemark.client.connections import Connections, Security, parse_bootstrap_servers
 from tidemark.client.groups.admin import AsyncGroupAdmin
 from tidemark.client.metadata import METADATA, MetadataCache, monotonic_ms
 from tidemark.client.retry import RetryPolicy, is_retriable
@@ -44,9 +45,10 @@ class AdminCalls(AsyncCloses):
         retry_backoff_ms: int = 100,
         retry_backoff_max_ms: int = 1_000,
         random_seed: int | None = None,
+        security: Security = None,
     ) -> None:
         self._bootstrap = parse_bootstrap_servers(bootstrap_servers)
-        self._connections = Connections(request_timeout_ms=request_timeout_ms)
+        self._connections = Connections(request_timeout_ms=request_timeout_ms, security=security)
         self._retry = RetryPolicy(default_api_timeout_ms, retry_backoff_ms, retry_backoff_max_ms)
         self._rng = make_rng(random_seed)
         self._metadata = MetadataCache(
@@ -56,6 +58,7 @@ class AdminCalls(AsyncCloses):
         self.transactions = AsyncTransactionAdmin(
             self._connections, self._metadata, self._retry, self._rng
         )
+        self.security = AsyncSecurityAdmin(self._ask, default_api_timeout_ms)
 
     async def close(self) -> None:
         """Closes the connections."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -21,7 +21,7 @@ from tidemark import wire
 from tidemark.client import forks
 from tidemark.client.errors import ClientClosedError
 from tidemark.client.login import Login
-from tidemark.config.security import ClientSecurity
+from tidemark.config.security import ClientSecurity, client_security
 from tidemark.errors import (
     ApiError,
     BrokerNotAvailableError,
@@ -41,6 +41,9 @@ from tidemark.wire.network import Channels
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
+
+Security = ClientSecurity | Mapping[str, str] | None
+"""How a client connects: settings such as security.protocol, by name or parsed."""
 
 # Clients of one process share no connection: a closed one would live on in another client, and come
 # back.
@@ -166,10 +169,11 @@ class Connections:
         *,
         request_timeout_ms: int = 30_000,
         client_id: str = "",
-        security: ClientSecurity | None = None,
+        security: Security = None,
     ) -> None:
-        """`security` of None: that of the process (`tidemark.surroundings`)."""
-        self._channels = Channels(security)
+        """`security`: settings by Kafka's names; None: that of the process. Raises ConfigError."""
+        given = client_security(security) if isinstance(security, Mapping) else security
+        self._channels = Channels(given)
         self._request_timeout_ms = request_timeout_ms
         self._call_metadata: Metadata = None
         if client_id:

@@ -16,7 +16,7 @@ from typing import Any
 from uuid import UUID
 
 from tidemark.client.closing import AsyncCloses
-from tidemark.client.connections import Connections, parse_bootstrap_servers
+from tidemark.client.connections import Connections, Security, parse_bootstrap_servers
 from tidemark.client.consuming.core import FetchCore
 from tidemark.client.consuming.fetcher import Fetcher
 from tidemark.client.consuming.partition import (
@@ -145,6 +145,7 @@ class AsyncConsumer(_LookUps, AsyncCloses):
         group_remote_assignor: str = "",
         enable_auto_commit: bool = True,
         auto_commit_interval_ms: int = 5_000,
+        security: Security = None,
         max_poll_interval_ms: int = 300_000,
         random_seed: int | None = None,
     ) -> None:
@@ -152,7 +153,9 @@ class AsyncConsumer(_LookUps, AsyncCloses):
         bootstrap = parse_bootstrap_servers(bootstrap_servers)
         rng = make_rng(random_seed)
         self._retry = RetryPolicy(default_api_timeout_ms, retry_backoff_ms, retry_backoff_max_ms)
-        self._connections = Connections(request_timeout_ms=request_timeout_ms, client_id=client_id)
+        self._connections = Connections(
+            request_timeout_ms=request_timeout_ms, client_id=client_id, security=security
+        )
         self._metadata = MetadataCache(
             self._connections,
             bootstrap,
@@ -162,11 +165,7 @@ class AsyncConsumer(_LookUps, AsyncCloses):
             on_update=self._on_metadata,
         )
         self._lookup = OffsetLookup(
-            self._connections,
-            self._metadata,
-            retry=self._retry,
-            rng=rng,
-            isolation_level=isolation,
+            self._connections, self._metadata, retry=self._retry, rng=rng, isolation_level=isolation
         )
         settings = FetchSettings(
             self._retry,

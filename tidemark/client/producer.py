@@ -23,7 +23,7 @@ from tidemark.client import forks
 from tidemark.client.admission import Limits, ParkedRecord, check_record
 from tidemark.client.batch import Batch
 from tidemark.client.closing import AsyncCloses
-from tidemark.client.connections import Connections, parse_bootstrap_servers
+from tidemark.client.connections import Connections, Security, parse_bootstrap_servers
 from tidemark.client.coordinators import CoordinatorCalls
 from tidemark.client.delivery import ArrowDelivery, ArrowSend, Delivery
 from tidemark.client.errors import ClientClosedError, IllegalStateError
@@ -94,6 +94,7 @@ class AsyncProducer(AsyncCloses):
         client_id: str = "",
         transactional_id: str | None = None,
         transaction_timeout_ms: int = 60_000,
+        security: Security = None,
         random_seed: int | None = None,
         connect: Callable[..., Connections] = Connections,
     ) -> None:
@@ -112,7 +113,9 @@ class AsyncProducer(AsyncCloses):
         rng = make_rng(random_seed)
         least_ms = min(retry_backoff_ms, retry_backoff_max_ms)
         retry = RetryPolicy(delivery_ms, least_ms, retry_backoff_max_ms)
-        self._connections = connect(request_timeout_ms=request_timeout_ms, client_id=client_id)
+        self._connections = connect(
+            request_timeout_ms=request_timeout_ms, client_id=client_id, security=security
+        )
         self._metadata = MetadataCache(
             self._connections,
             parse_bootstrap_servers(bootstrap_servers),

@@ -11,10 +11,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakKeyDictionary
 
+import grpc
 import grpc.aio
 
 from tidemark.config.security import NO_SECURITY, ClientSecurity
-from tidemark.surroundings import surroundings
+from tidemark.surroundings import process_security, surroundings
 from tidemark.wire.channel import CHANNEL_OPTIONS, RECONNECT_OPTIONS
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class Channels:
 
     def __init__(self, security: ClientSecurity | None = None) -> None:
         """`security` of None: that of the process, which the command line sets."""
-        self.security: ClientSecurity = security or surroundings().security or NO_SECURITY
+        self.security: ClientSecurity = security or process_security() or NO_SECURITY
         self._stamps: WeakKeyDictionary[Any, Stamp] = WeakKeyDictionary()
 
     def open(self, address: str, options: Sequence[tuple[str, Any]] = ()) -> grpc.aio.Channel:
@@ -65,6 +66,17 @@ class Channels:
         from tidemark.wire.credentials import stamp_of
 
         return stamp != stamp_of(self.security.ssl)
+
+
+def blocking_channel(address: str) -> grpc.Channel:
+    """A channel for calls that block, secured as the process is. Raises ConfigError."""
+    security: ClientSecurity = process_security() or NO_SECURITY
+    options = list(CHANNEL_OPTIONS)
+    if not security.uses_ssl:
+        return grpc.insecure_channel(address, options=options)
+    from tidemark.wire.credentials import channel_credentials
+
+    return grpc.secure_channel(address, channel_credentials(security.ssl), options=options)
 
 
 def make_server(

@@ -1,0 +1,89 @@
+"""SCRAM-SHA-512: a login succeeds by the password alone, and both sides prove that they know it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tidemark.errors import IllegalSaslStateError, SaslAuthenticationError
+from tidemark.security.scram import ClientLogin, ServerLogin, credential_of, salted
+
+SALT = b"0123456789abcdef"
+TEXTS = st.text(min_size=1, max_size=20).filter(lambda t: t.isprintable())
+
+
+def log_in(name: str, password: str, users: dict[str, str]) -> None:
+    """One whole login. Raises the error of the side that refuses it."""
+    known = {u: credential_of(salted(p, SALT, 4096), SALT, 4096) for u, p in users.items()}
+    client = ClientLogin(name, password, b"c" * 18)
+    server = ServerLogin(known.get, b"s" * 18, b"secret of the node")
+    final = server.final(client.final(server.first(client.first())))
+    client.check(final)
+    assert server.name == name
+
+
+@settings(max_examples=30, deadline=None)
+@given(TEXTS, TEXTS)
+def test_whoever_knows_the_password_logs_in(name: str, password: str) -> None:
+    log_in(name, password, {name: password})
+
+
+@pytest.mark.parametrize(("name", "password"), [("a", "wrong"), ("b", "right"), ("b", "")])
+def test_a_wrong_name_and_a_wrong_password_are_refused_in_the_same_words(
+    name: str, password: str
+) -> None:
+    with pytest.raises(SaslAuthenticationError, match="the name or the password is wrong"):
+        log_in(name, password, {"a": "right"})
+
+
+def test_an_unknown_name_has_a_salt_that_stays_the_same() -> None:
+    def first() -> bytes:
+        login = ServerLogin({}.get, b"s" * 18, b"secret of the node")
+        return login.first(ClientLogin("nobody", "x", b"c" * 18).first())
+
+    assert first() == first()
+
+
+def test_a_server_that_does_not_know_the_password_is_found_out() -> None:
+    client = ClientLogin("a", "right", b"c" * 18)
+    known = credential_of(salted("right", SALT, 4096), SALT, 4096)
+    forged = known._replace(server_key=bytes(64))
+    server = ServerLogin({"a": forged}.get, b"s" * 18, b"secret")
+    final = server.final(client.final(server.first(client.first())))
+    with pytest.raises(SaslAuthenticationError, match="the server does not know"):
+        client.check(final)
+
+
+def test_a_login_of_another_is_not_replayed() -> None:
+    known = credential_of(salted("right", SALT, 4096), SALT, 4096)
+    client = ClientLogin("a", "right", b"c" * 18)
+    heard = client.final(ServerLogin({"a": known}.get, b"s" * 18, b"x").first(client.first()))
+    later = ServerLogin({"a": known}.get, b"t" * 18, b"x")
+    later.first(client.first())
+    with pytest.raises(SaslAuthenticationError):
+        later.final(heard)
+
+
+@pytest.mark.parametrize("message", [b"", b"n,,", b"y,,n=a,r=b", b"n,,n=a", b"\xff", b"n" * 5000])
+def test_a_malformed_first_message_is_refused(message: bytes) -> None:
+    with pytest.raises(IllegalSaslStateError):
+        ServerLogin({}.get, b"s", b"x").first(message)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=200))
+def test_no_last_message_ends_otherwise_than_with_an_error(message: bytes) -> None:
+    known = credential_of(salted("right", SALT, 4096), SALT, 4096)
+    server = ServerLogin({"a": known}.get, b"s", b"x")
+    server.first(b"n,,n=a,r=b")
+    with pytest.raises((IllegalSaslStateError, SaslAuthenticationError)):
+        server.final(message)
+
+
+def test_a_client_refuses_a_server_that_asks_for_few_or_for_endless_rounds() -> None:
+    for count in (1, 4095, 10**9):
+        client = ClientLogin("a", "p", b"c" * 18)
+        nonce = client.first().decode().rpartition("r=")[2]
+        with pytest.raises(SaslAuthenticationError, match="iterations"):
+            client.final(f"r={nonce}x,s=MDEy,i={count}".encode())
