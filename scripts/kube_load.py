@@ -1,9 +1,9 @@
 """Load of scripts/test-kubernetes, run in a pod: `kube_load.py produce|count TOPIC BOOTSTRAP`.
 
 `produce` sends numbered records with acks=all until SIGTERM, a fixed number of them a second, each
-second to every partition. A line a second has the wall clock (s), the number of acknowledged
-records, the longest wait of those of that second (s), and how many wait. Then it reads the whole
-topic and compares. `count` only reads. Both print one line of JSON at last. The exit status is 1 if
+second to every partition. Each second it prints the wall clock (s) and the number of acknowledged
+records. The longest wait of those of that second (s) and the number that wait follow. At last it
+reads the whole topic and compares. `count` only reads. Both print one line of JSON at last. The exit status is 1 if
 an acknowledged record is missing or comes twice.
 """
 
