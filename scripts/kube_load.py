@@ -3,8 +3,8 @@
 `produce` sends numbered records with acks=all until SIGTERM, a fixed number of them a second, each
 second to every partition. Each second it prints the wall clock (s) and the number of acknowledged
 records. The longest wait of those of that second (s) and the number that wait follow. At last it
-reads the whole topic and compares. `count` only reads. Both print one line of JSON at last. The exit status is 1 if
-an acknowledged record is missing or comes twice.
+reads the whole topic and compares. `count` only reads. Both print one line of JSON at last. The
+exit status is 1 if an acknowledged record is missing or comes twice.
 """
 
 from __future__ import annotations
