@@ -3,6 +3,7 @@
 - `families`: metrics by Kafka's names as families of Prometheus (pure).
 - `sources`, `requests`, `upkeep`: the families of a node by subject (pure).
 - `endpoint`: an HTTP server for GET requests that is small and bounded.
+- `debugging`: stacks of tasks and threads, samples of the loop.
 - `harms`: the partitions that a restart would harm (pure).
 - `exposition`: the paths of a node: `/metrics`, `/livez`, `/readyz`, `/startupz`, `/restartz`.
 

@@ -7,6 +7,7 @@ slow is cut off, and no more than a few connections are served at once.
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
@@ -34,8 +35,14 @@ class Answer(NamedTuple):
 class HttpEndpoint:
     """Answers GET requests by path, on the event loop."""
 
-    def __init__(self, handler: Callable[[str], Awaitable[Answer | None]]) -> None:
+    def __init__(
+        self,
+        handler: Callable[[str], Awaitable[Answer | None]],
+        local_handler: Callable[[str], Awaitable[Answer | None]] | None = None,
+    ) -> None:
+        """`local_handler` has the paths below `/debug/`, for clients on this host alone."""
         self._handler = handler
+        self._local_handler = local_handler
         self._connections = 0
         self._server: asyncio.Server | None = None
 
@@ -62,7 +69,7 @@ class HttpEndpoint:
         try:
             if self._connections <= _CONNECTIONS_MAX:
                 async with asyncio.timeout(_TIME_S_MAX):
-                    writer.write(_encoded(await self._answer(reader)))
+                    writer.write(_encoded(await self._answer(reader, _is_local(writer))))
                     writer.write_eof()
                     # The rest of the request is read: a reset would overtake the answer.
                     async with asyncio.timeout(_LINGER_S_MAX):
@@ -74,7 +81,7 @@ class HttpEndpoint:
             self._connections -= 1
             writer.close()
 
-    async def _answer(self, reader: asyncio.StreamReader) -> Answer:
+    async def _answer(self, reader: asyncio.StreamReader, is_local: bool) -> Answer:
         try:
             head = await reader.readuntil(b"\r\n\r\n")
         except asyncio.LimitOverrunError:
@@ -85,12 +92,26 @@ class HttpEndpoint:
         method, target, _ = parts
         if method != "GET":
             return Answer(HTTPStatus.METHOD_NOT_ALLOWED, b"only GET\n")
+        handler = self._handler
+        if self._local_handler is not None and target.startswith("/debug/"):
+            if not is_local:
+                return Answer(HTTPStatus.FORBIDDEN, b"ask on the node's own host\n")
+            handler = self._local_handler
         try:
-            answer = await self._handler(target.partition("?")[0])
+            answer = await handler(target.partition("?")[0])
         except Exception:
             logger.exception("the answer to GET %s failed", target)
             return Answer(HTTPStatus.INTERNAL_SERVER_ERROR, b"see the log\n")
         return answer or Answer(HTTPStatus.NOT_FOUND, b"no such path\n")
+
+
+def _is_local(writer: asyncio.StreamWriter) -> bool:
+    """Whether the client came by a loopback address; the host of a container is no such one."""
+    peer = writer.get_extra_info("peername")
+    try:
+        return bool(peer) and ipaddress.ip_address(peer[0].partition("%")[0]).is_loopback
+    except ValueError:
+        return False
 
 
 def _encoded(answer: Answer) -> bytes:

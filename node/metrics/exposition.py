@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import threading
 from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 from typing import Protocol
@@ -19,6 +20,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.metrics_core import Metric
 
+from node.metrics import debugging
 from node.metrics.endpoint import Answer, HttpEndpoint
 from node.metrics.sources import of_directories
 from tidemark.types import Endpoint
@@ -53,7 +55,7 @@ class Exposition:
         self._registry = CollectorRegistry()
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
-        self._endpoint = HttpEndpoint(self.answer)
+        self._endpoint = HttpEndpoint(self.answer, self.debug)
 
     async def start(self, listener: str) -> Endpoint:
         """Listens at host:port, without a host on every interface; returns the endpoint with its
@@ -73,6 +75,15 @@ class Exposition:
         """All families."""
         yield from self._node.families()
         yield from of_directories(self._node.directories(), self._free_bytes)
+
+    async def debug(self, path: str) -> Answer | None:
+        """The answer to a GET from this host below `/debug/`."""
+        if path == "/debug/stacks":
+            return Answer(HTTPStatus.OK, debugging.stacks().encode())
+        if path == "/debug/top":
+            told = await asyncio.to_thread(debugging.top, threading.get_ident())
+            return Answer(HTTPStatus.OK, told.encode())
+        return None
 
     async def answer(self, path: str) -> Answer | None:
         """The answer to a GET; None for an unknown path."""

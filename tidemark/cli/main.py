@@ -38,6 +38,7 @@ _GROUPS = (
     "log-dirs",
     "metadata",
     "cluster",
+    "debug",
     "context",
     "brokers",
     "configs",

@@ -157,3 +157,43 @@ def test_a_listener_without_a_port_is_refused(tmp_path: Path, name: str) -> None
 
     with pytest.raises(ConfigError, match=r"prometheus\.listener"):
         combined_config(tmp_path, **{"prometheus.listener": name})
+
+
+def test_stacks_and_samples_are_for_the_nodes_own_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import asyncio
+    import tarfile
+
+    from typer.testing import CliRunner
+
+    from node.metrics import debugging, endpoint
+    from tidemark.cli.debug import app
+
+    monkeypatch.setattr(debugging.top, "__defaults__", (0.1,))
+    config = combined_config(tmp_path, **{"prometheus.listener": "127.0.0.1:0"})
+    format_storage(config, CLUSTER_ID)
+
+    async def story(server: Server, _: Client) -> None:
+        assert server.metrics_endpoint is not None
+        at = server.metrics_endpoint.address
+
+        async def call(*arguments: str) -> str:
+            done = await asyncio.to_thread(CliRunner().invoke, app, [*arguments, "--at", at])
+            assert done.exit_code == 0, done.output
+            return done.output
+
+        stacks = await call("stacks")
+        assert "task lifecycle: " in stacks
+        assert "thread MainThread: " in stacks
+        assert "samples in 0.1 s" in await call("top")
+        file = tmp_path / "bundle.tar.gz"
+        await call("bundle", str(file))
+        with tarfile.open(file) as archive:
+            assert {"metrics.txt", "debug-stacks.txt", "restartz.txt"} <= set(archive.getnames())
+        monkeypatch.setattr(endpoint, "_is_local", lambda _: False)
+        status, text = await asyncio.to_thread(get, server, "/debug/stacks")
+        assert (status, text) == (403, "ask on the node's own host\n")
+        assert (await asyncio.to_thread(get, server, "/readyz"))[0] == 200
+
+    serve(config, story)
