@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import grpc.aio
 
+from quorum.access.keys import ServerKeys
 from tidemark.config import ServerConfig
 from tidemark.config.security import uses_ssl
 from tidemark.errors import FatalError
 from tidemark.types import Endpoint
-from tidemark.wire.credentials import ServerKeys
 
 EVERY_INTERFACE = "0.0.0.0"
 """Stands for an empty host; gRPC includes IPv6 where the machine has it."""

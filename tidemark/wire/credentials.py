@@ -1,24 +1,20 @@
 """Keys, certificates and trust of a connection: PEM files, read again when they change.
 
-gRPC asks a server's configuration at each handshake, so a new certificate holds from the next
-connection on. A client's are fixed when its channel is made; `KeyFiles.stamp` tells when another
-channel is due. Files that can not be read later are told once, and the last ones stay in use.
-Importing this module imports gRPC.
+Those of a channel are fixed when it is made; `stamp_of` tells when another one is due. Those of a
+listener are in `quorum.access.keys`. Importing this module imports gRPC.
 """
 
 from __future__ import annotations
 
-import logging
 import re
+from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import grpc
 
 from tidemark.config.security import Ssl
 from tidemark.errors import ConfigError
-
-logger = logging.getLogger(__name__)
 
 _BLOCK = re.compile(r"-----BEGIN ([A-Z0-9 ]+)-----.*?-----END \1-----", re.DOTALL)
 
@@ -68,8 +64,8 @@ def _decrypted(key: str, password: str) -> str:
         return key
     if not password:
         raise ConfigError("the private key is encrypted: set ssl.key.password")
-    try:
-        from cryptography.hazmat.primitives import serialization as forms
+    try:  # nodes have it, clients may
+        forms = import_module("cryptography.hazmat.primitives.serialization")
     except ImportError:
         raise ConfigError("an encrypted private key needs `pip install cryptography`") from None
     try:
@@ -79,7 +75,8 @@ def _decrypted(key: str, password: str) -> str:
     plain = private.private_bytes(
         forms.Encoding.PEM, forms.PrivateFormat.PKCS8, forms.NoEncryption()
     )
-    return plain.decode()
+    text: str = plain.decode()
+    return text
 
 
 def stamp_of(ssl: Ssl) -> Stamp:
@@ -110,60 +107,3 @@ def _system_roots() -> bytes | None:
 
     path = system.get_default_verify_paths().cafile
     return Path(path).read_bytes() if path and Path(path).is_file() else None
-
-
-def _checked(pems: Pems) -> Pems:
-    """The same. Raises ConfigError where key and certificate do not belong together: gRPC would
-    find that at each handshake alone.
-    """
-    from cryptography import x509
-    from cryptography.hazmat.primitives import serialization as forms
-
-    try:
-        key = forms.load_pem_private_key(pems.key, None).public_key()
-        certificate = x509.load_pem_x509_certificates(pems.chain)[0].public_key()
-    except (ValueError, TypeError) as error:
-        raise ConfigError(f"ssl.keystore.location can not be read: {error}") from None
-    form = (forms.Encoding.DER, forms.PublicFormat.SubjectPublicKeyInfo)
-    if key.public_bytes(*form) != certificate.public_bytes(*form):
-        raise ConfigError(
-            "ssl.keystore.location: the first certificate is not that of the private key"
-        )
-    return pems
-
-
-class ServerKeys:
-    """The key and certificate of a listener, for each handshake anew."""
-
-    def __init__(self, listener: str, ssl: Ssl, *, asks_clients: bool) -> None:
-        """Raises ConfigError for files that are not usable."""
-        self._listener = listener
-        self._ssl = ssl
-        self._asks_clients = asks_clients
-        self._stamp = stamp_of(ssl)
-        self.pems = _checked(read_pems(ssl))
-
-    def credentials(self) -> grpc.ServerCredentials:
-        """For `grpc.aio.Server.add_secure_port`."""
-        changed: Any = self._changed  # the stubs do not know that it may answer None
-        return grpc.dynamic_ssl_server_credentials(
-            self._configuration(), changed, self._asks_clients
-        )
-
-    def _configuration(self) -> grpc.ServerCertificateConfiguration:
-        roots = self.pems.roots if self._asks_clients else None
-        return grpc.ssl_server_certificate_configuration([(self.pems.key, self.pems.chain)], roots)
-
-    def _changed(self) -> grpc.ServerCertificateConfiguration | None:
-        """Answers gRPC before a handshake: None as long as the files are the same."""
-        stamp = stamp_of(self._ssl)
-        if stamp == self._stamp:
-            return None
-        self._stamp = stamp
-        try:
-            self.pems = _checked(read_pems(self._ssl))
-        except ConfigError as error:
-            logger.error("listener %s keeps its former certificate: %s", self._listener, error)
-            return None
-        logger.info("listener %s has a new certificate", self._listener)
-        return self._configuration()

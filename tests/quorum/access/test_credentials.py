@@ -12,9 +12,10 @@ import pytest
 import trustme
 from cryptography.hazmat.primitives import serialization as forms
 
+from quorum.access.keys import ServerKeys
 from tidemark.config.security import ClientSecurity, Ssl
 from tidemark.errors import ConfigError
-from tidemark.wire.credentials import ServerKeys, read_pems, stamp_of
+from tidemark.wire.credentials import read_pems, stamp_of
 from tidemark.wire.network import Channels, make_server
 
 AUTHORITY = trustme.CA()
