@@ -20,6 +20,7 @@ logger = logging.getLogger(AUDIT)
 _AGAIN_MS = 60_000
 _REMEMBERED_MAX = 10_000
 _NAMED_MAX = 5
+_CHARACTERS_MAX = 500  # of a line: a caller chooses names
 _NAMES = ("name", "user", "topic", "group_id", "resource_name")
 
 
@@ -44,10 +45,11 @@ class Audit:
 
     def changed(self, principal: str, host: str, rpc: str, request: Message) -> None:
         """An administrator's request; whether it succeeded is not known yet."""
-        logger.info("%s by %s from %s%s", rpc, principal, host, _subjects(request))
+        line = f"{rpc} by {principal} from {host}{_subjects(request)}"
+        logger.info("%s", _one_line(line))
 
     def _tell(self, line: str) -> None:
-        now_ms = self._now_ms()
+        line, now_ms = _one_line(line), self._now_ms()
         told_ms = self._told_ms.get(line)
         if told_ms is not None and now_ms - told_ms < _AGAIN_MS:
             return
@@ -55,6 +57,12 @@ class Audit:
             self._told_ms.clear()
         self._told_ms[line] = now_ms
         logger.warning("%s", line)
+
+
+def _one_line(text: str) -> str:
+    """The text without line breaks and the like, which would forge further lines."""
+    short = text if len(text) <= _CHARACTERS_MAX else f"{text[:_CHARACTERS_MAX]}..."
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in short)
 
 
 def _subjects(request: Message) -> str:

@@ -15,6 +15,7 @@ from tidemark.security import acls
 from tidemark.security.acls import AclBinding
 
 _VERDICTS_MAX = 100_000
+_KEPT_NAME_MAX = 256  # characters; of a longer name, which a caller may make up, nothing is kept
 
 
 class AclSource(Protocol):
@@ -85,7 +86,8 @@ class Authorizer:
                 self._verdicts.clear()
             covering = list(self._index.covering(resource_type, name))
             verdict = self._verdict(covering, principal, host, operation)
-            self._verdicts[key] = verdict
+            if len(name) <= _KEPT_NAME_MAX:
+                self._verdicts[key] = verdict
         return verdict
 
     def allows_any(self, principal: str, host: str, operation: int, resource_type: int) -> bool:

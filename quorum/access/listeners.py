@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import grpc.aio
 
 from quorum.access.audit import Audit
@@ -55,7 +57,10 @@ class AccessControl:
             self._config.security_of(listener),
         )
         authenticate: Authenticate = _nobody
+        nodes: Collection[str] = self._nodes
         if uses_sasl(protocol):
+            # Nodes have certificates: a user with the name of one is none.
+            nodes = self._config.security.super_principals
             authenticate = by_tokens(secured, self._sessions)
         elif uses_ssl(protocol) and secured.ssl_client_auth == "required":
             authenticate = _by_certificate(secured)
@@ -64,7 +69,7 @@ class AccessControl:
             authenticate,
             self._authorizer,
             self._audit,
-            self._nodes,
+            nodes,
             knows_callers=authenticate is not _nobody,
         )
 

@@ -14,6 +14,7 @@ import hmac
 import json
 import logging
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -42,6 +43,7 @@ _PREFIX = "scram."
 _STEP_S = 10.0  # for the client's next message of a login
 _TOKENS_MAX = 10_000
 _TOKEN_BYTES_MAX = 16 << 10
+_CHECKED_MAX = 256  # tokens that wait for their check; more are turned away
 
 
 def token_of(context: Context) -> str:
@@ -68,7 +70,7 @@ class Sessions:
     def authenticate(self, token: str) -> Authenticated:
         """Tells whose token it is. Raises SaslAuthenticationError."""
         payload, _, signature = token.removeprefix(_PREFIX).partition(".")
-        if not hmac.compare_digest(self._signature(payload), signature):
+        if not hmac.compare_digest(self._signature(payload).encode(), signature.encode()):
             raise SaslAuthenticationError("the token is none of this node: log in again")
         found = json.loads(base64.urlsafe_b64decode(payload))
         name, until_ms = str(found["user"]), int(found["until_ms"])
@@ -153,6 +155,9 @@ class JwtVerifier:
         self._path = Path(unquote(urlsplit(url).path)) if url.startswith("file://") else None
         self._jwks = None if self._path else jwt.PyJWKClient(url, cache_keys=True, timeout=10)
         self._known: dict[bytes, Authenticated] = {}
+        # Its own thread: forged tokens must not hold those that logs and plug-ins wait for.
+        self._thread = ThreadPoolExecutor(1, "tidemark-tokens")
+        self._checked = 0
         self._wall_ms = surroundings().wall_ms
 
     async def authenticate(self, token: str) -> Authenticated:
@@ -162,14 +167,24 @@ class JwtVerifier:
         digest = hashlib.sha256(token.encode()).digest()
         known = self._known.get(digest)
         if known is None:
-            # Keys may have to be fetched, and signatures take a moment.
-            known = await asyncio.to_thread(self._verified, token)
+            known = await self._checks(token)
             if len(self._known) >= _TOKENS_MAX:
                 self._known.clear()
             self._known[digest] = known
         if known.until_ms is not None and self._wall_ms() >= known.until_ms:
             raise SaslAuthenticationError("the token has expired: get a new one")
         return known
+
+    async def _checks(self, token: str) -> Authenticated:
+        """In a thread: keys may have to be fetched, and signatures take a moment."""
+        if self._checked >= _CHECKED_MAX:
+            raise SaslAuthenticationError("too many tokens wait for their check: try again")
+        self._checked += 1
+        try:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._thread, self._verified, token)
+        finally:
+            self._checked -= 1
 
     def _key_of(self, token: str) -> Any:
         """The key that signed a token. A file is read again for each new token."""
@@ -200,7 +215,8 @@ class JwtVerifier:
                 leeway=secured.sasl_oauthbearer_clock_skew_seconds,
                 options={"require": ["exp"], "verify_aud": audience is not None},
             )
-        except (jwt.PyJWTError, ValueError, OSError, LookupError) as error:
+        except Exception as error:
+            # The library raises TypeError, too: for a key that is not of the header's algorithm.
             raise SaslAuthenticationError(f"the token is not accepted: {error}") from None
         name = claims.get(secured.sasl_oauthbearer_sub_claim_name)
         if not isinstance(name, str) or not name:

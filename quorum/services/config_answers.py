@@ -2,7 +2,8 @@
 
 Pure functions of an image and of the answering node's own settings. Precedence of a topic's
 setting: the topic's own, the broker's, the one for all brokers, the node's server.properties, the
-built-in default (KIP-226). Credentials of plug-ins (`rsm.config.*`) are never included.
+built-in default (KIP-226). Credentials of plug-ins (`rsm.config.*`) are never included. A secret
+setting is told with its source, and without a value.
 """
 
 from __future__ import annotations
@@ -130,6 +131,8 @@ def _entry(
     said: list[_Said],
     read_only: bool,
 ) -> _Response.Entry:
+    if field.metadata["secret"]:
+        said = [one._replace(value="") for one in said]
     return _Response.Entry(
         name=key,
         value=said[0].value,

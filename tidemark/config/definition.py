@@ -42,7 +42,7 @@ def setting(
     """A field of a settings class; without a default the setting is required.
 
     A tuple is written as a comma-separated list. Its items, or the text, have to match the regular
-    expression `matching`. The value of a `secret` one is told to nobody.
+    expression `matching`. The value of a `secret` one is told to nobody, also not by `repr`.
     """
     metadata = {
         "doc": doc,
@@ -52,9 +52,10 @@ def setting(
         "matching": matching,
         "secret": secret,
     }
+    shown: Any = {"metadata": metadata, "kw_only": True, "repr": not secret}
     if default is _MISSING:
-        return dataclasses.field(metadata=metadata, kw_only=True)
-    return dataclasses.field(default=default, metadata=metadata, kw_only=True)
+        return dataclasses.field(**shown)
+    return dataclasses.field(default=default, **shown)
 
 
 def section(settings_class: type[Any]) -> Any:

@@ -477,11 +477,11 @@ class ServerConfig:
     )
 
     security: NodeSecurity = section(NodeSecurity)
-    listener_name: dict[str, str] = field(default_factory=dict, kw_only=True)
+    listener_name: dict[str, str] = field(default_factory=dict, kw_only=True, repr=False)
     """Settings of single listeners (`listener.name.*` without the prefix)."""
-    rsm_config: dict[str, str] = field(default_factory=dict, kw_only=True)
+    rsm_config: dict[str, str] = field(default_factory=dict, kw_only=True, repr=False)
     """Settings of the remote storage manager (`rsm.config.*` without the prefix)."""
-    rlmm_config: dict[str, str] = field(default_factory=dict, kw_only=True)
+    rlmm_config: dict[str, str] = field(default_factory=dict, kw_only=True, repr=False)
     """Settings of the remote log metadata manager (`rlmm.config.*` without the prefix)."""
 
     def __post_init__(self) -> None:

@@ -206,6 +206,23 @@ def test_only_a_broker_itself_knows_its_settings(s: Scenario) -> None:
     assert "ask that broker" in result.error_message
 
 
+def test_a_secret_has_no_value_in_any_answer(s: Scenario) -> None:
+    key, names = "s3cret-words", ("ssl.key.password", "ssl.keystore.key")
+    own = {"ssl_key_password": key, "listener.name.controller.ssl.key.password": key}
+    config = controller_config(ssl_keystore_key=key, rsm_config_password=key, **own)
+    request = admin_pb2.DescribeConfigsRequest(include_synonyms=True)
+    for asked in (names, ()):
+        added = request.resources.add(names=asked).resource
+        added.resource_type, added.resource_name = BROKER
+    answer = describe_configs(s.image, config, request)
+    assert key not in str(answer)
+    for result in answer.results:
+        told = {entry.name: entry for entry in result.configs}
+        for name in names:
+            assert (told[name].value, told[name].source) == ("", Source.STATIC_BROKER_CONFIG)
+    assert key not in repr(config)
+
+
 def test_unclean_elections_follow_the_topic_then_all_brokers(s: Scenario) -> None:
     s.create("careful", (1, 2), unclean_leader_election_enable="false")
     s.create("bold", (1, 2))

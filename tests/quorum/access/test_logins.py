@@ -1,0 +1,107 @@
+"""Tokens that strangers make up are refused, and cost little."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import logging
+import threading
+from pathlib import Path
+from typing import Any
+
+import jwt
+import pytest
+from cryptography.hazmat.primitives.asymmetric import rsa
+
+from quorum.access import logins
+from quorum.access.audit import AUDIT, Audit
+from quorum.access.authorizer import Authorizer
+from quorum.access.logins import JwtVerifier, Sessions
+from quorum.image import EMPTY_IMAGE
+from tidemark.config.security import ListenerSecurity, NodeSecurity
+from tidemark.errors import SaslAuthenticationError
+from tidemark.security import acls
+
+
+class Images:
+    image = EMPTY_IMAGE
+
+
+@pytest.fixture(scope="module")
+def jwks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    key = rsa.generate_private_key(65_537, 2_048).public_key()
+    public = json.loads(jwt.algorithms.RSAAlgorithm.to_jwk(key)) | {"kid": "1", "use": "sig"}
+    path = tmp_path_factory.mktemp("keys") / "jwks.json"
+    path.write_text(json.dumps({"keys": [public]}))
+    return path
+
+
+def verifier_of(jwks: Path) -> JwtVerifier:
+    return JwtVerifier(ListenerSecurity(sasl_oauthbearer_jwks_endpoint_url=jwks.as_uri()))
+
+
+def forged(header: bytes, claims: bytes = b'{"sub":"a","exp":9999999999}') -> str:
+    parts = [base64.urlsafe_b64encode(part).rstrip(b"=").decode() for part in (header, claims)]
+    return ".".join((*parts, "AAAA"))
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        forged(b'{"alg":"ES256","kid":"1"}'),
+        forged(b'{"alg":"EdDSA","kid":"1"}'),
+        forged(b'{"alg":"none","kid":"1"}'),
+        forged(b'{"alg":"RS256","kid":"1"}'),
+        forged(b'{"alg":"RS256","kid":"1"}', b"[" * 9_000),
+        forged(b'{"alg":["RS256"],"kid":{}}'),
+        forged(b"[" * 9_000),
+        forged(b"{}"),
+        "a",
+        "",
+        "..",
+        "\u00e4.\u00e4.\u00e4",
+    ],
+)
+def test_a_forged_token_is_refused_and_never_an_error_of_the_node(jwks: Path, token: str) -> None:
+    with pytest.raises(SaslAuthenticationError):
+        asyncio.run(verifier_of(jwks).authenticate(token))
+    with pytest.raises(SaslAuthenticationError):
+        Sessions(Images(), 1_000).authenticate(f"scram.{token}")
+
+
+def test_tokens_that_wait_for_their_check_are_few_and_hold_no_thread_of_others(
+    jwks: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logins, "_CHECKED_MAX", 40)
+    verifier, may_end = verifier_of(jwks), threading.Event()
+
+    def fetch(_: str) -> Any:
+        may_end.wait(20)
+        raise OSError("the issuer does not answer")
+
+    monkeypatch.setattr(verifier, "_key_of", fetch)
+
+    async def flood() -> list[Any]:
+        calls = [asyncio.ensure_future(verifier.authenticate(str(n))) for n in range(41)]
+        await asyncio.wait_for(asyncio.to_thread(may_end.set), 10)
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    told = [str(error) for error in asyncio.run(flood())]
+    assert [("too many" in text) for text in told] == [False] * 40 + [True]
+
+
+def test_names_forge_no_line_of_the_audit_log_and_fill_no_memory(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, AUDIT)
+    audit = Audit(lambda: 0)
+    audit.denied("User:a\nUser:b", "h", acls.READ, acls.TOPIC, "x" * 1_000_000)
+    audit.rejected("h", "no\r\nlogin failed: from elsewhere")
+    for record in caplog.records:
+        assert record.getMessage().isprintable()
+        assert len(record.getMessage()) < 600
+    authorizer = Authorizer(NodeSecurity())
+    assert not authorizer.allows("User:a", "h", acls.READ, acls.TOPIC, "x" * 1_000_000)
+    assert not authorizer.allows("User:a", "h", acls.READ, acls.TOPIC, "x")
+    assert len(authorizer._verdicts) == 1
