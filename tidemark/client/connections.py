@@ -149,6 +149,8 @@ class _Connection:
         return found
 
     async def close(self) -> None:
+        if self.login is not None:
+            self.login.close()
         for exchange in self._exchanges.values():
             exchange.close()
         await self.channel.close(None)
@@ -228,10 +230,10 @@ class Connections:
         limit_ms = self._request_timeout_ms if timeout_ms is None else timeout_ms
         metadata = connection.known_metadata
         if connection.login is not None:
-            metadata = await self._metadata(connection, address)
+            metadata = await self._metadata(connection, address, limit_ms)
         limit_s = max(limit_ms, 1) / 1000
         call = connection.method(path)(payload, timeout=limit_s, metadata=metadata)
-        return decode(await self._outcome(connection, address, call, limit_ms))
+        return decode(await self._outcome(connection, address, call, limit_ms, metadata))
 
     async def exchange(
         self,
@@ -256,10 +258,12 @@ class Connections:
         connection = self._to(address)
         metadata = connection.known_metadata
         if connection.login is not None:
-            metadata = await self._metadata(connection, address)
-        call = connection.exchange(path, metadata).ask(request, max(timeout_ms, 1) / 1000)
+            metadata = await self._metadata(connection, address, timeout_ms)
+        exchange = connection.exchange(path, metadata)
+        call = exchange.ask(request, max(timeout_ms, 1) / 1000)
+        used = exchange.metadata
         try:
-            return decode(await self._outcome(connection, address, call, timeout_ms))
+            return decode(await self._outcome(connection, address, call, timeout_ms, used))
         except MessageTooLargeError:
             return await self.call(address, alone, request, decode, timeout_ms=timeout_ms)
 
@@ -268,17 +272,41 @@ class Connections:
         connection = self._to(address)
 
         async def begin() -> Exchange:
-            return connection.open(path, await self._metadata(connection, address))
+            limit_ms = self._request_timeout_ms
+            return connection.open(path, await self._metadata(connection, address, limit_ms))
 
         return OpenCall(begin, partial(self._outcome, connection, address))
 
-    async def _metadata(self, connection: _Connection, address: str) -> Metadata:
-        return await _mapped(address, connection.metadata())
+    async def _metadata(self, connection: _Connection, address: str, limit_ms: float) -> Metadata:
+        """The metadata of a call that begins now. A login waits for others of the connection, which
+        may be closed meanwhile.
+        """
+        try:
+            async with asyncio.timeout(max(limit_ms, 1) / 1000):
+                found = await _mapped(address, connection.metadata())
+        except TimeoutError:
+            text = f"{address}: the login had no answer in {limit_ms:.0f} ms"
+            raise RequestTimedOutError(text) from None
+        except NetworkError:
+            self._close_outdated(connection, address)
+            raise
+        except ClientClosedError:
+            found = None  # the channel is closed
+        if self._connections.get(address) is connection:
+            return found
+        if self._closed:
+            raise ClientClosedError("the client is closed")
+        raise NetworkError(f"{address}: the connection was closed during the login")
 
     async def _outcome(
-        self, connection: _Connection, address: str, call: Awaitable[bytes], limit_ms: float
+        self,
+        connection: _Connection,
+        address: str,
+        call: Awaitable[bytes],
+        limit_ms: float,
+        used: Metadata,
     ) -> bytes:
-        """Awaits a call; closes its connection if it timed out."""
+        """Awaits a call that has the metadata `used`; closes its connection if it timed out."""
         connection.under_way += 1
         timed_out = False
         try:
@@ -287,12 +315,11 @@ class Connections:
             timed_out = True
             raise
         except SaslAuthenticationError as error:
-            if connection.login is None or not connection.login.forget():
+            if connection.login is None or not connection.login.forget(used):
                 raise
             raise NetworkError(f"{error}; logging in anew") from None
         except NetworkError:
-            if self._channels.is_outdated(connection.channel):
-                self.disconnect(address)
+            self._close_outdated(connection, address)
             raise
         finally:
             connection.under_way -= 1
@@ -300,6 +327,11 @@ class Connections:
             # Several requests may time out together: a new connection is none of theirs.
             if timed_out and is_whole and self._connections.get(address) is connection:
                 self.disconnect(address)
+
+    def _close_outdated(self, connection: _Connection, address: str) -> None:
+        is_current = self._connections.get(address) is connection
+        if is_current and self._channels.is_outdated(connection.channel):
+            self.disconnect(address)
 
     def disconnect(self, address: str) -> None:
         """Closes the connection to a node, if there is one; requests under way raise NetworkError.
@@ -329,7 +361,7 @@ class OpenCall:
     def __init__(
         self,
         begin: Callable[[], Awaitable[Exchange]],
-        outcome: Callable[[Awaitable[bytes], float], Awaitable[bytes]],
+        outcome: Callable[[Awaitable[bytes], float, Metadata], Awaitable[bytes]],
     ) -> None:
         self._begin = begin
         self._exchange: Exchange | None = None
@@ -347,7 +379,7 @@ class OpenCall:
             if self._is_closed:
                 self._exchange.close()
         call = self._exchange.ask(request, max(timeout_ms, 1) / 1000)
-        return decode(await self._outcome(call, timeout_ms))
+        return decode(await self._outcome(call, timeout_ms, self._exchange.metadata))
 
     def close(self) -> None:
         """Ends the call. Idempotent."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import grpc
 import grpc.aio
 
 from tidemark.config.security import BEARER, SCRAM, ClientSecurity
-from tidemark.errors import ConfigError, SaslAuthenticationError, raise_for
+from tidemark.errors import ConfigError, NetworkError, SaslAuthenticationError, raise_for
 from tidemark.security.scram import ClientLogin
 from tidemark.surroundings import surroundings
 from tidemark.v1 import authentication_pb2 as pb
@@ -37,26 +38,43 @@ class Login:
         self._renew_s = 0.0
         self._lock = asyncio.Lock()
         self._stamp: tuple[int, int] | None = None
+        self._under_way: asyncio.Task[None] | None = None
+        self._is_closed = False
 
     async def metadata(self) -> TokenMetadata:
         """The metadata of a call; logs in if that is due.
 
-        Raises SaslAuthenticationError, ConfigError for a token that can not be read, and gRPC's
-        errors.
+        Raises SaslAuthenticationError, ConfigError for a token that can not be read, NetworkError
+        after `close`, and gRPC's errors.
         """
         if self._security.sasl_mechanism == BEARER:
             return _carried(self._bearer())
         async with self._lock:
+            if self._is_closed:
+                raise NetworkError("the connection was closed during the login")
             if not self._token or time.monotonic() >= self._renew_s:
-                await self._log_in()
+                # A task: gRPC does not end a write to a node that is not connected yet.
+                self._under_way = asyncio.ensure_future(self._log_in())
+                await self._under_way
         return _carried(self._token)
 
-    def forget(self) -> bool:
-        """Tells that the node did not accept the token. Returns whether the next call has another:
-        a node that was restarted knows no token of before.
+    def close(self) -> None:
+        """Ends a login under way, and those that wait. Idempotent."""
+        self._is_closed = True
+        if self._under_way is not None:
+            self._under_way.cancel()
+
+    def forget(self, used: Sequence[tuple[str, str]] | None) -> bool:
+        """Tells that the node did not accept the token of a call with the metadata `used`.
+
+        Returns whether the next call has another. A node that was restarted knows no token of
+        before, and a call that stays open may have begun with a former one. Raises ConfigError.
         """
-        self._token, had_one = "", bool(self._token)
-        return had_one and self._security.sasl_mechanism == SCRAM
+        if self._security.sasl_mechanism == BEARER:
+            return _carried(self._bearer())[0] not in (used or ())
+        if _carried(self._token)[0] in (used or ()):
+            self._token = ""
+        return True
 
     def _bearer(self) -> str:
         path = self._security.sasl_oauthbearer_token_location

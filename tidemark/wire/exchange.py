@@ -42,6 +42,7 @@ class Exchange:
 
     def __init__(self, channel: Any, path: str, metadata: Metadata = None) -> None:
         # No serializers: requests and answers are bytes.
+        self.metadata = metadata
         begin = channel.stream_stream(path, None, None)
         self._call = begin() if metadata is None else begin(metadata=metadata)
         self._outgoing: deque[_Outgoing] = deque()  # not written yet

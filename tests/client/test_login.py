@@ -1,0 +1,167 @@
+"""Logins of a client: what ends with a session goes on in the next one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from quorum.access.logins import Sessions
+from tidemark.client.connections import Connections
+from tidemark.errors import NetworkError, RequestTimedOutError, SaslAuthenticationError
+from tidemark.security.scram import ITERATIONS_MIN, credential_of, salted
+
+STREAM, ONE = "/t.T/Stream", "/t.T/One"
+UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED
+SCRAM = {
+    "security.protocol": "SASL_PLAINTEXT",
+    "sasl.mechanism": "SCRAM-SHA-512",
+    "sasl.username": "ann",
+    "sasl.password": "secret",
+}
+
+
+class Images:
+    """Of a cluster whose one user is ann."""
+
+    def __init__(self) -> None:
+        keys = credential_of(salted("secret", b"salt", ITERATIONS_MIN), b"salt", ITERATIONS_MIN)
+        self.image: Any = self
+        self.scram_users = {"ann": keys}
+
+
+class Node:
+    """Knows the tokens of its calls; `serve` is its answer to a stream."""
+
+    def __init__(self, serve: Callable[[Any], Awaitable[None]], *, logs_in: bool = True) -> None:
+        self.tokens: list[str] = []
+        self._serve = serve
+        self._server = grpc.aio.server()
+        methods = {
+            "Stream": grpc.stream_stream_rpc_method_handler(self._stream),
+            "One": grpc.unary_unary_rpc_method_handler(self._one),
+        }
+        self._server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler("t.T", methods),)
+        )
+        if logs_in:
+            Sessions(Images(), 3_600_000).add_to(self._server)
+        else:
+            never = {"SaslAuthenticate": grpc.stream_stream_rpc_method_handler(self._never)}
+            self._server.add_generic_rpc_handlers(
+                (grpc.method_handlers_generic_handler("tidemark.v1.Authentication", never),)
+            )
+        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+
+    async def __aenter__(self) -> Node:
+        await self._server.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._server.stop(None)
+
+    def _told(self, context: Any) -> None:
+        self.tokens += [v for k, v in context.invocation_metadata() if k == "authorization"]
+
+    async def _stream(self, _: Any, context: Any) -> None:
+        self._told(context)
+        await self._serve(context)
+
+    async def _one(self, payload: bytes, context: Any) -> bytes:
+        self._told(context)
+        return payload
+
+    async def _never(self, _: Any, __: Any) -> None:
+        await asyncio.Event().wait()
+
+
+def asked(connections: Connections, node: Node, path: str = STREAM) -> Awaitable[bytes]:
+    if path == ONE:
+        return connections.call(node.address, ONE, b"x", bytes)
+    return connections.exchange(node.address, STREAM, b"x", bytes, 10_000, alone=ONE)
+
+
+def test_all_that_was_under_way_when_a_session_ended_is_sent_again() -> None:
+    async def ends(context: Any) -> None:
+        for _ in range(3):
+            await context.read()
+        await context.abort(UNAUTHENTICATED, "the session is over")
+
+    async def story() -> None:
+        async with Node(ends) as node:
+            connections = Connections(security=SCRAM)
+            three = [asked(connections, node) for _ in range(3)]
+            found = await asyncio.gather(*three, return_exceptions=True)
+            assert [type(error) for error in found] == [NetworkError] * 3
+            assert await asked(connections, node, ONE) == b"x"
+            assert len({*node.tokens}) == 2
+            await connections.close()
+
+    asyncio.run(story())
+
+
+def test_a_call_of_a_former_jwt_goes_on_with_that_of_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("one")
+    values = {
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": "OAUTHBEARER",
+        "sasl.oauthbearer.token.location": str(file),
+    }
+
+    async def once(context: Any) -> None:
+        await context.write(await context.read())
+        await context.read()
+        await context.abort(UNAUTHENTICATED, "the session is over")
+
+    async def story() -> None:
+        async with Node(once) as node:
+            connections = Connections(security=values)
+            assert await asked(connections, node) == b"x"
+            (tmp_path / "next").write_text("two")
+            (tmp_path / "next").replace(file)
+            for error in (NetworkError, SaslAuthenticationError):
+                [found] = await asyncio.gather(asked(connections, node), return_exceptions=True)
+                assert type(found) is error
+                assert await asked(connections, node, ONE) == b"x"
+                assert node.tokens[-1] == "Bearer two"
+                if error is NetworkError:
+                    assert await asked(connections, node) == b"x"
+            await connections.close()
+
+    asyncio.run(story())
+
+
+def test_calls_that_wait_for_one_login_end_within_their_own_time() -> None:
+    async def story() -> None:
+        async with Node(lambda _: asyncio.sleep(0), logs_in=False) as node:
+            connections = Connections(security=SCRAM)
+            calls = [
+                connections.call(node.address, ONE, b"x", bytes, timeout_ms=200) for _ in range(3)
+            ]
+            async with asyncio.timeout(10):
+                found = await asyncio.gather(*calls, return_exceptions=True)
+            assert [type(error) for error in found] == [RequestTimedOutError] * 3
+            await connections.close()
+
+    asyncio.run(story())
+
+
+def test_a_connection_that_is_closed_during_the_login_is_a_network_error() -> None:
+    async def story() -> None:
+        async with Node(lambda _: asyncio.sleep(0), logs_in=False) as node:
+            connections = Connections(security=SCRAM)
+            calls = [asyncio.ensure_future(asked(connections, node, p)) for p in (ONE, STREAM)]
+            for _ in range(10):
+                await asyncio.sleep(0)
+            connections.disconnect(node.address)
+            async with asyncio.timeout(10):
+                found = await asyncio.gather(*calls, return_exceptions=True)
+            assert [type(error) for error in found] == [NetworkError] * 2
+            await connections.close()
+
+    asyncio.run(story())
