@@ -67,7 +67,7 @@ class ServerKeys:
         self._stamp = stamp
         try:
             self.pems = _checked(read_pems(self._ssl))
-        except ConfigError as error:
+        except Exception as error:  # of libraries, too: handshakes go on
             logger.error("listener %s keeps its former certificate: %s", self._listener, error)
             return None
         logger.info("listener %s has a new certificate", self._listener)
