@@ -28,7 +28,7 @@ class AccessControl:
         self._audit = Audit()
         security = config.security
         self._authorizer = Authorizer(security) if security.authorizer_class_name else None
-        self._sessions = Sessions(images, security.defaults.connections_max_reauth_ms)
+        self._sessions = Sessions(images, security.defaults.connections_max_reauth_ms, self._audit)
         self._nodes = {*security.super_principals, *self._own_principals()}
 
     def _own_principals(self) -> set[str]:

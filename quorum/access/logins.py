@@ -12,7 +12,6 @@ import base64
 import hashlib
 import hmac
 import json
-import logging
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,7 +20,8 @@ from urllib.parse import unquote, urlsplit
 
 import grpc
 
-from quorum.access.guard import Authenticate, Authenticated, Context, Images
+from quorum.access.audit import Audit
+from quorum.access.guard import Authenticate, Authenticated, Context, Images, host_of
 from tidemark.config.security import BEARER, SCRAM, ListenerSecurity
 from tidemark.errors import (
     ApiError,
@@ -34,8 +34,6 @@ from tidemark.errors import (
 from tidemark.security.scram import ServerLogin
 from tidemark.surroundings import surroundings
 from tidemark.v1 import authentication_pb2 as pb
-
-logger = logging.getLogger(__name__)
 
 AUTHORIZATION = "authorization"
 _SCHEME = "Bearer "
@@ -61,7 +59,8 @@ def token_of(context: Context) -> str:
 class Sessions:
     """The SCRAM logins of one node."""
 
-    def __init__(self, images: Images, lifetime_ms: int) -> None:
+    def __init__(self, images: Images, lifetime_ms: int, audit: Audit | None = None) -> None:
+        self._audit = audit or Audit()
         self._images = images
         self._lifetime_ms = lifetime_ms
         self._key = os.urandom(32)
@@ -108,13 +107,13 @@ class Sessions:
             first = await self._next(context)
             if first.mechanism != SCRAM:
                 raise UnsupportedSaslMechanismError(
-                    f"{first.mechanism or 'no mechanism'}: users log in here by {SCRAM}"
+                    f"{first.mechanism[:40] or 'no mechanism'}: users log in here by {SCRAM}"
                 )
             answer = login.first(first.auth_bytes)
             await context.write(pb.SaslAuthenticateResponse(auth_bytes=answer))
             last = login.final((await self._next(context)).auth_bytes)
         except ApiError as error:
-            logger.info("login of %r from %s: %s", login.name, context.peer(), error)
+            self._audit.rejected(host_of(context.peer()), f"{login.name!r}: {error}")
             code, text = int(code_of(error)), str(error)
             await context.write(
                 pb.SaslAuthenticateResponse(error_code=code, error_message=text)  # type: ignore[arg-type]

@@ -22,6 +22,7 @@ from quorum.image import EMPTY_IMAGE
 from tidemark.config.security import ListenerSecurity, NodeSecurity
 from tidemark.errors import SaslAuthenticationError
 from tidemark.security import acls
+from tidemark.v1 import authentication_pb2 as pb
 
 
 class Images:
@@ -89,6 +90,38 @@ def test_tokens_that_wait_for_their_check_are_few_and_hold_no_thread_of_others(
 
     told = [str(error) for error in asyncio.run(flood())]
     assert [("too many" in text) for text in told] == [False] * 40 + [True]
+
+
+class OneLogin:
+    """A call that sends `requests`."""
+
+    def __init__(self, *requests: pb.SaslAuthenticateRequest) -> None:
+        self._requests = list(requests)
+        self.answers: list[pb.SaslAuthenticateResponse] = []
+
+    def peer(self) -> str:
+        return "ipv4:10.0.0.7:4711"
+
+    async def read(self) -> Any:
+        return self._requests.pop(0) if self._requests else None
+
+    async def write(self, answer: pb.SaslAuthenticateResponse) -> None:
+        self.answers.append(answer)
+
+
+def test_the_audit_log_tells_of_logins_that_failed(caplog: pytest.LogCaptureFixture) -> None:
+    ask = pb.SaslAuthenticateRequest
+    first = ask(mechanism="SCRAM-SHA-512", auth_bytes=b"n,,n=ann,r=abc")
+    wrong = ask(mechanism="x" * 1_000_000)
+    for call in (OneLogin(first), OneLogin(first, ask(auth_bytes=b"p=")), OneLogin(wrong)):
+        asyncio.run(Sessions(Images(), 1_000)._converse(None, call))
+        last = call.answers[-1]
+        assert last.error_code
+        assert not last.token
+        assert len(last.error_message) < 200
+    told = [record.getMessage() for record in caplog.records if record.name == AUDIT]
+    assert [line.startswith("login failed: from 10.0.0.7: ") for line in told] == [True] * 3
+    assert "'ann'" in told[0]
 
 
 def test_names_forge_no_line_of_the_audit_log_and_fill_no_memory(
