@@ -12,13 +12,16 @@ from typing import Any
 
 import jwt
 import pytest
+import trustme
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from quorum.access import logins
 from quorum.access.audit import AUDIT, Audit
 from quorum.access.authorizer import Authorizer
+from quorum.access.listeners import AccessControl
 from quorum.access.logins import JwtVerifier, Sessions
 from quorum.image import EMPTY_IMAGE
+from tidemark.config import parse_server_config
 from tidemark.config.security import ListenerSecurity, NodeSecurity
 from tidemark.errors import SaslAuthenticationError
 from tidemark.security import acls
@@ -90,6 +93,37 @@ def test_tokens_that_wait_for_their_check_are_few_and_hold_no_thread_of_others(
 
     told = [str(error) for error in asyncio.run(flood())]
     assert [("too many" in text) for text in told] == [False] * 40 + [True]
+
+
+def test_a_user_with_the_name_of_a_node_is_no_node(tmp_path: Path) -> None:
+    authority, path = trustme.CA(), tmp_path / "node.pem"
+    issued = authority.issue_cert("127.0.0.1", common_name="node")
+    issued.private_key_and_cert_chain_pem.write_to_path(str(path))
+    values = {
+        "process.roles": "broker",
+        "node.id": "1",
+        "listeners": "INTERNAL://127.0.0.1:0,USERS://127.0.0.1:0",
+        "inter.broker.listener.name": "INTERNAL",
+        "controller.quorum.voters": "2@127.0.0.1:9093",
+        "controller.listener.names": "CONTROLLER",
+        "listener.security.protocol.map": "CONTROLLER:SSL,INTERNAL:SSL,USERS:SASL_SSL",
+        "ssl.keystore.location": str(path),
+        "ssl.truststore.location": str(path),
+        "listener.name.internal.ssl.client.auth": "required",
+        "ssl.principal.mapping.rules": "RULE:^CN=([^,]+),.*$/$1/",
+        "super.users": "User:root",
+    }
+    access = AccessControl(parse_server_config(values), Images())
+    told = {
+        (listener, user): access.guard_of(listener)._is_node(f"User:{user}", "h")
+        for listener in ("INTERNAL", "USERS")
+        for user in ("node", "root", "ann")
+    }
+    assert {asked for asked, is_node in told.items() if is_node} == {
+        ("INTERNAL", "node"),
+        ("INTERNAL", "root"),
+        ("USERS", "root"),
+    }
 
 
 class OneLogin:
