@@ -75,7 +75,13 @@ class Shown(NamedTuple):
     name: str
 
 
-Rule = Whole | Each | Shown
+class OffsetsShown(NamedTuple):
+    """Offsets of topics that may be described are shown. A topic that the request names has an
+    error; others are left out.
+    """
+
+
+Rule = Whole | Each | Shown | OffsetsShown
 
 
 class Row(NamedTuple):
@@ -214,7 +220,9 @@ _GROUPS: Mapping[str, Row] = {
             Each("offsets.topics", _topic(acls.READ, "name"), "topics"),
         )
     ),
-    "OffsetFetch": Row((Each("groups", _named(acls.DESCRIBE, GROUP, "group_id"), "groups"),)),
+    "OffsetFetch": Row(
+        (Each("groups", _named(acls.DESCRIBE, GROUP, "group_id"), "groups"), OffsetsShown())
+    ),
     "OffsetDelete": Row(
         (
             Whole(_named(acls.DELETE, GROUP, "group_id")),

@@ -60,6 +60,8 @@ def judged(parts: Sequence[rules.Rule], asked: rules.CheckedRequest, access: Ask
             _check_whole(rule, asked, access)
         elif isinstance(rule, rules.Shown):
             verdict.changes.append(_showing(rule, access))
+        elif isinstance(rule, rules.OffsetsShown):
+            verdict.changes.append(_showing_offsets(asked.request, access))
         elif not (rule.nodes and access.is_node):
             _take_out(rule, asked, access, verdict)
     return verdict
@@ -119,6 +121,27 @@ def _showing(rule: rules.Shown, access: Asking) -> Change:
                 continue  # it was asked for by name
             if not access.allows(rule.operation, rule.resource_type, getattr(entry, rule.name)):
                 del entries[index]
+
+    return change
+
+
+def _showing_offsets(request: Any, access: Asking) -> Change:
+    named = {(group.group_id, topic.name) for group in request.groups for topic in group.topics}
+
+    def change(answer: Any) -> None:
+        for group in answer.groups:
+            for index in range(len(group.topics) - 1, -1, -1):
+                name = group.topics[index].name
+                if access.allows(acls.DESCRIBE, acls.TOPIC, name):
+                    continue
+                numbers = [one.partition_index for one in group.topics[index].partitions]
+                del group.topics[index]
+                if (group.group_id, name) not in named:
+                    continue
+                entry, error = group.topics.add(name=name), denial(acls.TOPIC, name)
+                for number in numbers:
+                    _set_error(_added_partition(entry, number), error)
+                    entry.partitions[-1].committed_offset = -1
 
     return change
 

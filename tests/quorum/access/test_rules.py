@@ -68,7 +68,7 @@ def test_the_fields_that_rules_name_are_there() -> None:
                 assert "error_code" in fields or nested is not None, path
             elif isinstance(rule, rules.Shown):
                 assert hasattr(getattr(rpcs[path].response(), rule.answers).add(), rule.name)
-            else:
+            elif isinstance(rule, rules.Whole):
                 assert "error_code" in rpcs[path].response.DESCRIPTOR.fields_by_name, path
 
 
@@ -108,6 +108,24 @@ def test_answers_about_partitions_name_them_as_the_request_does() -> None:
     (entry,) = verdict.answered(log_pb2.ListOffsetsResponse()).partitions
     assert (entry.topic, entry.partition_index, int(entry.error_code)) == ("a", 3, 29)
     assert asked("/tidemark.v1.Log/ListOffsets", request, is_node=True).request is not None
+
+
+def test_offsets_of_topics_that_may_not_be_described_are_not_told() -> None:
+    request = group_pb2.OffsetFetchRequest()
+    request.groups.add(group_id="named").topics.add(name="secret", partition_indexes=[7])
+    request.groups.add(group_id="all", all_topics=True)
+    group = [(acls.DESCRIBE, acls.GROUP, name) for name in ("named", "all")]
+    topic = (acls.DESCRIBE, acls.TOPIC, "known")
+    verdict = asked("/tidemark.v1.Groups/OffsetFetch", request, *group, topic)
+    answer = group_pb2.OffsetFetchResponse()
+    for group_id, names in (("named", ["secret"]), ("all", ["secret", "known"])):
+        entry = answer.groups.add(group_id=group_id)
+        for name in names:
+            entry.topics.add(name=name).partitions.add(partition_index=7, committed_offset=42)
+    named, every = verdict.answered(answer).groups
+    [told] = named.topics[0].partitions
+    assert (told.partition_index, told.committed_offset, int(told.error_code)) == (7, -1, 29)
+    assert [(t.name, t.partitions[0].committed_offset) for t in every.topics] == [("known", 42)]
 
 
 def test_offsets_of_denied_topics_have_an_error_for_each_partition() -> None:
