@@ -145,7 +145,7 @@ class JwtVerifier:
         import jwt
 
         url = security.sasl_oauthbearer_jwks_endpoint_url
-        if not url.startswith(("https://", "file://", "http://localhost", "http://127.0.0.1")):
+        if not url.startswith(("https://", "file://", "http://localhost:", "http://127.0.0.1:")):
             raise ConfigError(
                 "sasl.enabled.mechanisms=OAUTHBEARER needs sasl.oauthbearer.jwks.endpoint.url, an"
                 f" https:// or file:// URL, which is {url!r}"
