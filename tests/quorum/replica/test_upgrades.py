@@ -35,7 +35,7 @@ from tidemark.v1 import admin_pb2, admin_pb2_grpc, controller_pb2
 from tidemark.v1 import metadata_pb2 as pb
 
 OLD = {METADATA_VERSION: LevelRange(1, 1), ELR_VERSION: LevelRange(0, 1)}
-NEWER = [r.encode_record(r.feature_record(METADATA_VERSION, 4))]
+NEWER = [r.encode_record(r.feature_record(METADATA_VERSION, 5))]
 # A record of an unknown kind: field 900 of the oneof, an empty message.
 UNKNOWN_KIND = bytes([0xA2, 0x38, 0x00])
 
@@ -62,7 +62,7 @@ def read_log(*batches: list[bytes]) -> MetadataLoader:
 def test_a_controller_stops_at_a_level_of_its_log_that_it_does_not_support() -> None:
     async def main() -> None:
         first = [r.encode_record(r.feature_record(METADATA_VERSION, 2))]
-        with pytest.raises(FatalError, match=r"metadata.version at level 4.*install a version"):
+        with pytest.raises(FatalError, match=r"metadata.version at level 5.*install a version"):
             read_log(first, NEWER)
 
     virtual_time.run(main())
@@ -70,7 +70,7 @@ def test_a_controller_stops_at_a_level_of_its_log_that_it_does_not_support() -> 
 
 def test_a_record_of_an_unknown_kind_is_explained_by_the_level_before_it() -> None:
     async def main() -> None:
-        with pytest.raises(FatalError, match=r"metadata.version at level 4.*install a version"):
+        with pytest.raises(FatalError, match=r"metadata.version at level 5.*install a version"):
             read_log([*NEWER, UNKNOWN_KIND])
         with pytest.raises(FatalError, match="too old for its log"):
             read_log([UNKNOWN_KIND])
@@ -332,7 +332,7 @@ def test_damaged_first_levels_and_those_of_a_newer_version_stop_the_controller(
     tmp_path: Path,
 ) -> None:
     directory = OsDirectory(tmp_path)
-    bootstrap.write_first_levels(directory, {METADATA_VERSION: 4})
+    bootstrap.write_first_levels(directory, {METADATA_VERSION: 5})
     with pytest.raises(FatalError, match=r"bootstrap\.checkpoint.*install a version.*or format"):
         bootstrap.read_first_levels(directory)
     bootstrap.write_first_levels(directory, {METADATA_VERSION: 2})

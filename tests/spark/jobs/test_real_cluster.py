@@ -37,12 +37,12 @@ class Killed(BaseException):
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """One broker with topics a to f; a has 60 records, and 20 that were aborted."""
+    """One broker with topics a to h; a has 60 records, and 20 that were aborted."""
     place = tmp_path_factory.mktemp("jobs")
     with LocalCluster(place, controllers=1, brokers=1, overrides=SETTINGS) as cluster:
         cluster.wait_ready()
         with Admin(cluster.bootstrap_servers) as admin:
-            admin.create_topics([NewTopic(name, PARTITIONS, 1) for name in "abcdef"])
+            admin.create_topics([NewTopic(name, PARTITIONS, 1) for name in "abcdegh"])
         fill(cluster.bootstrap_servers, 0, 40)
         with Producer(cluster.bootstrap_servers, transactional_id="aborts") as producer:
             producer.init_transactions()
@@ -206,31 +206,33 @@ def test_commands_of_jobs_print_counts_and_say_what_they_would_do(
 
     with Producer(servers) as producer:
         for number in range(6):
-            producer.send("e", b"v", partition=number % PARTITIONS)
+            producer.send("g", b"v", partition=number % PARTITIONS)
         producer.flush()
     places = ("--to-bootstrap-server", servers, "--state", str(tmp_path / "m"))
-    mirror = ("mirror", "e", "--to-topic", "f", *places, "--verify")
+    mirror = ("mirror", "g", "--to-topic", "h", *places, "--verify")
     before = call(*mirror, "--dry-run")
     assert (before["is_dry_run"], before["batches"]) == (True, 0)
     done = call(*mirror)
     assert 6 <= done["records"] <= before["offsets_left"] and done["is_verified"]
     assert call(*mirror)["batches"] == 0
-    rows = call("stats", "f")["partitions"]
+    rows = call("stats", "h")["partitions"]
     assert next(row["records"] for row in rows if row["partition"] is None) == done["records"]
     call(*mirror[:-1], "--option", "minPartitions=4", exit_code=1)
-    move = ("translate-offsets", "e", "--to-topic", "f", "--group", "g", *places)
+    move = ("translate-offsets", "g", "--to-topic", "h", "--group", "watchers", *places)
     call(*move, exit_code=1)  # it has no offset
     with Admin(servers) as admin:
-        where = {TopicPartition("e", n): OffsetAndMetadata(2) for n in range(PARTITIONS)}
-        admin.groups.alter_offsets("g", where)
+        where = {TopicPartition("g", n): OffsetAndMetadata(2) for n in range(PARTITIONS)}
+        admin.groups.alter_offsets("watchers", where)
         wanted = [
             {"partition": n, "offset": 2, "target_offset": 2, "is_exact": True}
             for n in range(PARTITIONS)
         ]
-        assert call(*move, "--dry-run") == wanted and set(admin.groups.offsets("g")) == set(where)
+        assert call(*move, "--dry-run") == wanted and set(admin.groups.offsets("watchers")) == set(
+            where
+        )
         assert call(*move) == wanted
-        there = {TopicPartition("f", n): OffsetAndMetadata(2) for n in range(PARTITIONS)}
-        found = admin.groups.offsets("g")
+        there = {TopicPartition("h", n): OffsetAndMetadata(2) for n in range(PARTITIONS)}
+        found = admin.groups.offsets("watchers")
         assert {tp: found[tp].offset for tp in there} == dict.fromkeys(there, 2)
     call(*move[:-1], str(tmp_path / "none"), exit_code=1)
 
