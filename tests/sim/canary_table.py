@@ -66,7 +66,7 @@ WORLDS = (
     World("servers", dict(of_servers.CANARIES), lambda s, bug: run_servers(s, bug), 100),  # type: ignore[arg-type]
     World("cluster", dict(of_cluster.CANARIES), lambda s, bug: run_cluster(s, bug), 40),  # type: ignore[arg-type]
     World("tier", dict(of_tier.CANARIES), lambda s, bug: run_tier(s, bug), 30),  # type: ignore[arg-type]
-    World("groups", dict(of_groups.CANARIES), lambda s, bug: run_groups(s, bug), 40),  # type: ignore[arg-type]
+    World("groups", dict(of_groups.CANARIES), lambda s, bug: run_groups(s, bug), 60),  # type: ignore[arg-type]
     World(
         "transactions",
         dict(of_transactions.CANARIES),
