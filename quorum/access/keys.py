@@ -10,8 +10,6 @@ import logging
 from typing import Any
 
 import grpc
-from cryptography import x509
-from cryptography.hazmat.primitives import serialization as forms
 
 from tidemark.config.security import Ssl
 from tidemark.errors import ConfigError
@@ -24,6 +22,10 @@ def _checked(pems: Pems) -> Pems:
     """The same. Raises ConfigError where key and certificate do not belong together: gRPC would
     find that at each handshake alone.
     """
+    # A tenth of a second of CPU, which a node without TLS need not spend.
+    from cryptography import x509
+    from cryptography.hazmat.primitives import serialization as forms
+
     try:
         key = forms.load_pem_private_key(pems.key, None).public_key()
         certificate = x509.load_pem_x509_certificates(pems.chain)[0].public_key()
