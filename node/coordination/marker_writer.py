@@ -28,6 +28,7 @@ from tidemark.errors import (
     TransactionCoordinatorFencedError,
     code_of,
     error_for,
+    set_error,
 )
 from tidemark.records.control import EndTransactionMarker, encode_control_batch
 from tidemark.types import GROUP_TOPIC, TopicPartition
@@ -157,8 +158,7 @@ class MarkerWriter:
                     hosted = self._partitions.get(topic.name, number)
                     hosted.core.check_leader()
                 except ApiError as error:
-                    found.error_code = int(code_of(error))  # type: ignore[assignment]
-                    found.error_message = str(error)
+                    set_error(found, error)
                     continue
                 known = sorted(hosted.log.producers.producers.items())
                 found.active_producers.extend(_described(entry) for _, entry in known)

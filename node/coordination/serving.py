@@ -14,7 +14,7 @@ from google.protobuf.message import Message
 from node.serving.requests import check_size
 from node.serving.throttling import Throttling
 from quorum.services.serving import Context, add_service, failure
-from tidemark.errors import ApiError, InvalidRequestError, code_of
+from tidemark.errors import ApiError, InvalidRequestError, set_error
 from tidemark.wire.rpcs import Rpc
 
 M = TypeVar("M", bound=Any)
@@ -55,8 +55,7 @@ async def _serve(
 
 def failed(answer: M, error: ApiError) -> M:
     """An answer's part, with what went wrong."""
-    answer.error_code = int(code_of(error))
-    answer.error_message = str(error)
+    set_error(answer, error)
     return answer
 
 

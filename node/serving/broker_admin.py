@@ -15,7 +15,7 @@ from commitlog.moves.future_log import FutureLog
 from node.partition.hosted import HostedPartition
 from node.partition.registry import PartitionRegistry
 from node.upkeep.directory_mover import DirectoryMover
-from tidemark.errors import ApiError, ErrorCode, StorageError, TidemarkError
+from tidemark.errors import ApiError, ErrorCode, StorageError, TidemarkError, set_error
 from tidemark.types import TopicPartition
 from tidemark.v1 import admin_pb2
 from tiering.manager import RemoteLogManager
@@ -87,8 +87,7 @@ class BrokerLogDirs:
                     try:
                         self._mover.alter(TopicPartition(topic.name, index), directory.path)
                     except ApiError as error:
-                        answer.error_code = int(error.code)  # type: ignore[assignment]
-                        answer.error_message = str(error)
+                        set_error(answer, error)
                     await asyncio.sleep(0)  # each creates a directory durably
         return response
 

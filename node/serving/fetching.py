@@ -41,7 +41,7 @@ from tidemark.errors import (
     OffsetMovedToTieredStorageError,
     OffsetOutOfRangeError,
     StorageError,
-    code_of,
+    set_error,
 )
 from tidemark.types import TopicPartition
 from tidemark.wire import FetchPartitionData
@@ -181,8 +181,7 @@ class FetchHandler:
     def _failed(
         self, answer: FetchPartitionData, item: FetchPartition, error: ApiError, found: _Found
     ) -> None:
-        answer.error_code = int(code_of(error))
-        answer.error_message = str(error)
+        set_error(answer, error)
         answer.current_leader = self._partitions.leader_of(
             item.topic, item.partition, item.topic_id
         )

@@ -49,7 +49,7 @@ from node.serving.throttling import Throttling, throttle_field
 from quorum.access.guard import access_of_call
 from quorum.services.admin_service import ImageSource
 from tidemark import wire
-from tidemark.errors import ApiError, ErrorCode, UnsupportedVersionError, code_of
+from tidemark.errors import ApiError, ErrorCode, UnsupportedVersionError, code_of, set_error
 from tidemark.quotas.entities import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE
 from tidemark.types import TopicPartition
 from tidemark.v1 import common_pb2
@@ -504,8 +504,7 @@ class LogService:
                 read_committed=request.isolation_level == 1,
             )
         except ApiError as error:
-            answer.error_code = int(code_of(error))  # type: ignore[assignment]
-            answer.error_message = str(error)
+            set_error(answer, error)
             return answer
         if found.offset is not None:
             answer.offset = found.offset
@@ -561,8 +560,7 @@ class LogService:
                     item.topic, item.partition_index, item.offset, timeout_ms
                 )
             except ApiError as error:
-                result.error_code = int(code_of(error))  # type: ignore[assignment]
-                result.error_message = str(error)
+                set_error(result, error)
             return result
 
         results = await asyncio.gather(*map(one, request.partitions))

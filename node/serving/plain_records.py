@@ -4,7 +4,7 @@ path.
 
 from __future__ import annotations
 
-from tidemark.errors import InvalidRequestError, TidemarkError, code_of
+from tidemark.errors import InvalidRequestError, TidemarkError, set_error
 from tidemark.records import Record, decode_batch, encode_batch, iter_batches
 from tidemark.v1 import common_pb2
 from tidemark.wire import FetchPartitionData, PartitionProduceData
@@ -57,8 +57,7 @@ def to_plain(answer: FetchPartitionData, fetch_offset: int) -> None:
                 found = decode_batch(payload, position)
                 plain.extend(_plain(r) for r in found if r.offset >= fetch_offset)
     except TidemarkError as error:
-        answer.error_code = int(code_of(error))
-        answer.error_message = str(error)
+        set_error(answer, error)
         answer.next_offset = 0
         plain = []
     answer.records = answer.aborted_transactions = ()

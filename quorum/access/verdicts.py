@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 from google.protobuf.message import Message
 
 from quorum.access import rules
-from tidemark.errors import ApiError, ErrorCode, error_for
+from tidemark.errors import ApiError, ErrorCode, error_for, set_error
 from tidemark.security import acls
 
 M = TypeVar("M", bound=Message)
@@ -46,7 +46,7 @@ def refused(error: ApiError) -> Judgement:
     verdict = Judgement(None)
 
     def change(answer: Any) -> None:
-        answer.error_code, answer.error_message = int(error.code), str(error)
+        set_error(answer, error)
 
     verdict.changes.append(change)
     return verdict

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from quorum.controller.result import ControllerResult, check_operations
+from quorum.controller.result import ControllerResult, check_level, check_operations
 from quorum.image import MetadataImage
-from quorum.image.image import CLIENT_QUOTAS_LEVEL, METADATA_VERSION
+from quorum.image.image import CLIENT_QUOTAS_LEVEL
 from quorum.image.records import client_quota_record
 from quorum.image.types import EMPTY_MAP
-from tidemark.errors import ApiError, InvalidRequestError, UnsupportedVersionError
+from tidemark.errors import ApiError, InvalidRequestError, set_error
 from tidemark.quotas.entities import QuotaEntity, check_quota, entity_from_wire
 from tidemark.v1 import admin_pb2
 from tidemark.v1 import metadata_pb2 as pb
@@ -28,12 +28,7 @@ def alter_client_quotas(
 
     Raises UnsupportedVersionError while metadata.version has no records of quotas.
     """
-    level = image.features.get(METADATA_VERSION, 0)
-    if level < CLIENT_QUOTAS_LEVEL:
-        raise UnsupportedVersionError(
-            f"client quotas need {METADATA_VERSION} {CLIENT_QUOTAS_LEVEL}, {level} is in effect: "
-            "raise it with `tidemark features upgrade`"
-        )
+    check_level(image, CLIENT_QUOTAS_LEVEL, "client quotas")
     check_operations(sum(len(entry.ops) for entry in request.entries))
     response = admin_pb2.AlterClientQuotasResponse()
     result = ControllerResult(response)
@@ -47,8 +42,7 @@ def alter_client_quotas(
             seen.add(entity)
             records = _records(image, entity, entry.ops)
         except ApiError as error:
-            answer.error_code = int(error.code)  # type: ignore[assignment]
-            answer.error_message = str(error)
+            set_error(answer, error)
         else:
             if records and not request.validate_only:
                 result.groups.append(records)

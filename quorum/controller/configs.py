@@ -34,6 +34,7 @@ from tidemark.errors import (
     InvalidRequestError,
     PolicyViolationError,
     UnknownTopicOrPartitionError,
+    set_error,
 )
 from tidemark.v1 import admin_pb2
 from tidemark.v1 import metadata_pb2 as pb
@@ -65,8 +66,7 @@ def alter_configs(
                 raise InvalidRequestError("the request names the resource more than once")
             records = _ConfigChange(image, config, resource).records(asked.ops)
         except ApiError as error:
-            answer.error_code = int(error.code)  # type: ignore[assignment]
-            answer.error_message = str(error)
+            set_error(answer, error)
         else:
             if records and not request.validate_only:
                 result.groups.append(records)

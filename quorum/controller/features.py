@@ -24,7 +24,7 @@ from quorum.image.image import (
 )
 from quorum.image.records import feature_record
 from tidemark.config import ServerConfig
-from tidemark.errors import ApiError, InvalidRequestError, InvalidUpdateVersionError
+from tidemark.errors import ApiError, InvalidRequestError, InvalidUpdateVersionError, set_error
 from tidemark.v1 import admin_pb2
 
 _Request = admin_pb2.UpdateFeaturesRequest
@@ -56,8 +56,7 @@ def update_features(
             _check(image, update, voters)
         except ApiError as error:
             failed = True
-            result.error_code = int(error.code)  # type: ignore[assignment]
-            result.error_message = str(error)
+            set_error(result, error)
         else:
             if image.features.get(update.feature, 0) != update.level:
                 records.append(feature_record(update.feature, update.level))

@@ -18,6 +18,7 @@ from tidemark.errors import (
     InvalidRequestError,
     PolicyViolationError,
     UnknownTopicOrPartitionError,
+    set_error,
 )
 from tidemark.types import COORDINATOR_TOPICS
 from tidemark.v1 import admin_pb2
@@ -42,8 +43,7 @@ def create_partitions(
             records = _grow(image, rng, asked, planned)
             planned += len(records)
         except ApiError as error:
-            answer.error_code = int(error.code)  # type: ignore[assignment]
-            answer.error_message = str(error)
+            set_error(answer, error)
         else:
             if not request.validate_only:
                 result.groups.append(records)

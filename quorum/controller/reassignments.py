@@ -18,6 +18,7 @@ from tidemark.errors import (
     InvalidReplicaAssignmentError,
     InvalidRequestError,
     NoReassignmentInProgressError,
+    set_error,
 )
 from tidemark.v1 import admin_pb2
 from tidemark.v1 import metadata_pb2 as pb
@@ -44,8 +45,7 @@ def alter_reassignments(
             seen.add((asked.topic, asked.partition_index))
             record = _alter(rules, asked)
         except ApiError as error:
-            answer.error_code = int(error.code)  # type: ignore[assignment]
-            answer.error_message = str(error)
+            set_error(answer, error)
         else:
             if record is not None:
                 result.groups.append([record])

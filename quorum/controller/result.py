@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from tidemark.errors import PolicyViolationError
+from quorum.image import MetadataImage
+from quorum.image.image import METADATA_VERSION
+from tidemark.errors import PolicyViolationError, UnsupportedVersionError
 from tidemark.v1 import metadata_pb2 as pb
 
 R = TypeVar("R")
@@ -24,6 +26,16 @@ def check_operations(count: int) -> None:
         raise PolicyViolationError(
             f"{count} changes in one request are more than {RECORDS_PER_BATCH_MAX}: divide it into "
             "several"
+        )
+
+
+def check_level(image: MetadataImage, least: int, what: str) -> None:
+    """Raises UnsupportedVersionError while metadata.version has no records of `what`."""
+    level = image.features.get(METADATA_VERSION, 0)
+    if level < least:
+        raise UnsupportedVersionError(
+            f"{what} need {METADATA_VERSION} {least}, {level} is in effect: raise it with"
+            " `tidemark features upgrade`"
         )
 
 

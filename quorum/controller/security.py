@@ -10,9 +10,9 @@ import random
 from collections.abc import Iterable
 from uuid import UUID
 
-from quorum.controller.result import ControllerResult, check_operations
+from quorum.controller.result import ControllerResult, check_level, check_operations
 from quorum.image import MetadataImage
-from quorum.image.image import METADATA_VERSION, SECURITY_LEVEL
+from quorum.image.image import SECURITY_LEVEL
 from quorum.image.records import acl_record, scram_record
 from tidemark.config import ServerConfig
 from tidemark.errors import (
@@ -22,7 +22,7 @@ from tidemark.errors import (
     SecurityDisabledError,
     UnacceptableCredentialError,
     UnsupportedSaslMechanismError,
-    UnsupportedVersionError,
+    set_error,
 )
 from tidemark.security import acls
 from tidemark.security.scram import ITERATIONS_MAX, ITERATIONS_MIN, credential_of
@@ -40,7 +40,7 @@ def create_acls(
     request: admin_pb2.CreateAclsRequest,
 ) -> ControllerResult[admin_pb2.CreateAclsResponse]:
     """Adds bindings. Raises SecurityDisabledError, UnsupportedVersionError."""
-    _check(image)
+    check_level(image, SECURITY_LEVEL, "ACLs and users")
     check_authorizer(config)
     check_operations(len(request.creations))
     known = {*image.acls.values()}
@@ -52,8 +52,7 @@ def create_acls(
         try:
             acls.check(binding)
         except ApiError as error:
-            answer.error_code = int(error.code)  # type: ignore[assignment]
-            answer.error_message = str(error)
+            set_error(answer, error)
             continue
         if binding not in known:
             known.add(binding)
@@ -66,7 +65,7 @@ def delete_acls(
     image: MetadataImage, config: ServerConfig, request: admin_pb2.DeleteAclsRequest
 ) -> ControllerResult[admin_pb2.DeleteAclsResponse]:
     """Removes what filters select. Raises SecurityDisabledError, UnsupportedVersionError."""
-    _check(image)
+    check_level(image, SECURITY_LEVEL, "ACLs and users")
     check_authorizer(config)
     response = admin_pb2.DeleteAclsResponse()
     gone: dict[UUID, None] = {}
@@ -75,8 +74,7 @@ def delete_acls(
         try:
             wanted = acls.filter_from_wire(chosen)
         except ApiError as error:
-            answer.error_code = int(error.code)  # type: ignore[assignment]
-            answer.error_message = str(error)
+            set_error(answer, error)
             continue
         for acl_id, binding in sorted(image.acls.items()):
             if acl_id not in gone and wanted.selects(binding):
@@ -96,7 +94,7 @@ def alter_scram_credentials(
     image: MetadataImage, request: _Scram
 ) -> ControllerResult[admin_pb2.AlterUserScramCredentialsResponse]:
     """Sets and removes users. Raises UnsupportedVersionError."""
-    _check(image)
+    check_level(image, SECURITY_LEVEL, "ACLs and users")
     check_operations(len(request.upsertions) + len(request.deletions))
     response = admin_pb2.AlterUserScramCredentialsResponse()
     result = ControllerResult(response)
@@ -108,8 +106,7 @@ def alter_scram_credentials(
                 raise DuplicateResourceError(f"the request names {item.name} more than once")
             result.groups.append([_scram_record(image, item)])
         except ApiError as error:
-            answer.error_code = int(error.code)  # type: ignore[assignment]
-            answer.error_message = str(error)
+            set_error(answer, error)
     return result
 
 
@@ -138,12 +135,3 @@ def _scram_record(
             f"a salt, and a salted password of {_SALTED_BYTES} bytes are needed"
         )
     return scram_record(item.name, credential_of(item.salted_password, item.salt, item.iterations))
-
-
-def _check(image: MetadataImage) -> None:
-    level = image.features.get(METADATA_VERSION, 0)
-    if level < SECURITY_LEVEL:
-        raise UnsupportedVersionError(
-            f"ACLs and users need {METADATA_VERSION} {SECURITY_LEVEL}, {level} is in effect: raise"
-            " it with `tidemark features upgrade`"
-        )

@@ -34,6 +34,7 @@ from tidemark.errors import (
     PolicyViolationError,
     TopicAlreadyExistsError,
     UnknownTopicOrPartitionError,
+    set_error,
 )
 from tidemark.types import METADATA_TOPIC
 from tidemark.v1 import admin_pb2
@@ -151,8 +152,7 @@ def delete_topics(
             if topic is None:
                 raise UnknownTopicOrPartitionError(f"there is no topic {name!r}")
         except ApiError as error:
-            deleted.error_code = int(error.code)  # type: ignore[assignment]
-            deleted.error_message = str(error)
+            set_error(deleted, error)
         else:
             deleted.topic_id = topic.topic_id.bytes
             remove = pb.RemoveTopicRecord(topic_id=topic.topic_id.bytes)

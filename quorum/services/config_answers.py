@@ -17,7 +17,7 @@ from quorum.image import ConfigResource, ConfigResourceType, MetadataImage
 from quorum.services.logger_answers import describe_loggers
 from tidemark.config import ServerConfig, TopicConfig, dynamic_settings, synonym_of
 from tidemark.config.definition import keys_of, text_of, types_of, value_of
-from tidemark.errors import ApiError, InvalidRequestError
+from tidemark.errors import ApiError, InvalidRequestError, set_error
 from tidemark.v1 import admin_pb2
 
 _Response = admin_pb2.DescribeConfigsResponse
@@ -43,8 +43,7 @@ def describe_configs(
         try:
             entries = list(_entries(image, config, resource))
         except ApiError as error:
-            result.error_code = int(error.code)  # type: ignore[assignment]
-            result.error_message = str(error)
+            set_error(result, error)
             continue
         wanted = set(asked.names)
         for entry in entries:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from quorum.image import ConfigResourceType
 from tidemark import logs
-from tidemark.errors import ApiError, InvalidConfigError, InvalidRequestError
+from tidemark.errors import ApiError, InvalidConfigError, InvalidRequestError, set_error
 from tidemark.v1 import admin_pb2
 
 _Request = admin_pb2.IncrementalAlterConfigsRequest
@@ -58,8 +58,7 @@ def alter_loggers(node_id: int, request: _Request) -> admin_pb2.IncrementalAlter
             check_node(node_id, asked.resource.resource_name)
             changes = {op.name: _level(op) for op in asked.ops}
         except ApiError as error:
-            answer.error_code = int(error.code)  # type: ignore[assignment]
-            answer.error_message = str(error)
+            set_error(answer, error)
             continue
         if not request.validate_only:
             for name, level in changes.items():

@@ -36,6 +36,12 @@ from tidemark.errors.base import (
 from tidemark.errors.base import (
     TidemarkError as TidemarkError,
 )
+from tidemark.errors.base import (
+    code_of as code_of,
+)
+from tidemark.errors.base import (
+    set_error as set_error,
+)
 from tidemark.errors.coordinators import (
     ConcurrentTransactionsError as ConcurrentTransactionsError,
 )
@@ -588,8 +594,3 @@ def raise_for(code: int, message: str = "") -> None:
     """Raises the exception of `code`; does nothing for NONE."""
     if code != ErrorCode.NONE:
         raise error_for(code, message)
-
-
-def code_of(error: BaseException) -> ErrorCode:
-    """The wire code of an exception: its own, or UNKNOWN_SERVER_ERROR for one outside the table."""
-    return error.code if isinstance(error, ApiError) else ErrorCode.UNKNOWN_SERVER_ERROR

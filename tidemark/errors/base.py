@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import ClassVar
+from typing import Any, ClassVar
 
 
 class ErrorCode(IntEnum):
@@ -149,3 +149,13 @@ class FatalError(TidemarkError):
 
     A failed fsync is an example.
     """
+
+
+def code_of(error: BaseException) -> ErrorCode:
+    """The wire code of an exception: its own, or UNKNOWN_SERVER_ERROR for one outside the table."""
+    return error.code if isinstance(error, ApiError) else ErrorCode.UNKNOWN_SERVER_ERROR
+
+
+def set_error(answer: Any, error: BaseException) -> None:
+    """Sets the code and the message of an error in a message of the wire that has both."""
+    answer.error_code, answer.error_message = int(code_of(error)), str(error)
