@@ -34,9 +34,8 @@ from tidemark.errors import (
 from tidemark.security.scram import ServerLogin
 from tidemark.surroundings import surroundings
 from tidemark.v1 import authentication_pb2 as pb
+from tidemark.wire.channel import AUTHORIZATION_KEY, BEARER_SCHEME
 
-AUTHORIZATION = "authorization"
-_SCHEME = "Bearer "
 _PREFIX = "scram."
 _STEP_S = 10.0  # for the client's next message of a login
 _TOKENS_MAX = 10_000
@@ -47,10 +46,10 @@ _CHECKED_MAX = 256  # tokens that wait for their check; more are turned away
 def token_of(context: Context) -> str:
     """The bearer token of a call. Raises SaslAuthenticationError."""
     for key, value in context.invocation_metadata() or ():
-        if key == AUTHORIZATION:
-            if not str(value).startswith(_SCHEME):
+        if key == AUTHORIZATION_KEY:
+            if not str(value).startswith(BEARER_SCHEME):
                 raise SaslAuthenticationError("the metadata authorization is no Bearer token")
-            return str(value).removeprefix(_SCHEME)
+            return str(value).removeprefix(BEARER_SCHEME)
     raise SaslAuthenticationError(
         "the call has no token: log in (security.protocol, sasl.mechanism)"
     )

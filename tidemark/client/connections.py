@@ -132,12 +132,6 @@ class _Connection:
             found = self._methods[path] = self.channel.unary_unary(path, None, None)
         return found
 
-    async def metadata(self) -> Metadata:
-        """The metadata of a call that begins now; logs in if that is due."""
-        if self.login is None:
-            return self.known_metadata
-        return (*(self.known_metadata or ()), *await self.login.metadata())
-
     def open(self, path: str, metadata: Metadata) -> Exchange:
         """A call that nobody else uses; it ends with the connection, or when it is closed."""
         return Exchange(self.channel, path, metadata)
@@ -228,9 +222,7 @@ class Connections:
         payload = request if isinstance(request, bytes) else request.SerializeToString()
         connection = self._to(address)
         limit_ms = self._request_timeout_ms if timeout_ms is None else timeout_ms
-        metadata = connection.known_metadata
-        if connection.login is not None:
-            metadata = await self._metadata(connection, address, limit_ms)
+        metadata = await self._metadata(connection, address, limit_ms)
         limit_s = max(limit_ms, 1) / 1000
         call = connection.method(path)(payload, timeout=limit_s, metadata=metadata)
         return decode(await self._outcome(connection, address, call, limit_ms, metadata))
@@ -256,9 +248,7 @@ class Connections:
                 f"{wire.MAX_MESSAGE_BYTES}"
             )
         connection = self._to(address)
-        metadata = connection.known_metadata
-        if connection.login is not None:
-            metadata = await self._metadata(connection, address, timeout_ms)
+        metadata = await self._metadata(connection, address, timeout_ms)
         exchange = connection.exchange(path, metadata)
         call = exchange.ask(request, max(timeout_ms, 1) / 1000)
         used = exchange.metadata
@@ -281,9 +271,21 @@ class Connections:
         """The metadata of a call that begins now. A login waits for others of the connection, which
         may be closed meanwhile.
         """
+        found = connection.known_metadata
+        if connection.login is not None:
+            found = await self._logged_in(connection, connection.login, address, limit_ms)
+        if self._connections.get(address) is connection:
+            return found
+        if self._closed:
+            raise ClientClosedError("the client is closed")
+        raise NetworkError(f"{address}: the connection was closed during the login")
+
+    async def _logged_in(
+        self, connection: _Connection, login: Login, address: str, limit_ms: float
+    ) -> Metadata:
         try:
             async with asyncio.timeout(max(limit_ms, 1) / 1000):
-                found = await _mapped(address, connection.metadata())
+                token = await _mapped(address, login.metadata())
         except TimeoutError:
             text = f"{address}: the login had no answer in {limit_ms:.0f} ms"
             raise RequestTimedOutError(text) from None
@@ -291,12 +293,8 @@ class Connections:
             self._close_outdated(connection, address)
             raise
         except ClientClosedError:
-            found = None  # the channel is closed
-        if self._connections.get(address) is connection:
-            return found
-        if self._closed:
-            raise ClientClosedError("the client is closed")
-        raise NetworkError(f"{address}: the connection was closed during the login")
+            token = ()  # the channel is closed
+        return (*(connection.known_metadata or ()), *token)
 
     async def _outcome(
         self,

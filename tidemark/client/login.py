@@ -20,6 +20,7 @@ from tidemark.errors import ConfigError, NetworkError, SaslAuthenticationError, 
 from tidemark.security.scram import ClientLogin
 from tidemark.surroundings import surroundings
 from tidemark.v1 import authentication_pb2 as pb
+from tidemark.wire.channel import AUTHORIZATION_KEY, BEARER_SCHEME
 
 _PATH = "/tidemark.v1.Authentication/SaslAuthenticate"
 _RENEWED_AT = 0.8  # of a session's time
@@ -123,4 +124,4 @@ async def _asked(call: Any, request: pb.SaslAuthenticateRequest) -> pb.SaslAuthe
 
 
 def _carried(token: str) -> TokenMetadata:
-    return (("authorization", f"Bearer {token}"),)
+    return ((AUTHORIZATION_KEY, BEARER_SCHEME + token),)

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 
 from tidemark.config.definition import keys_of, parse, section, setting, text_of, value_of
 from tidemark.errors import ConfigError
+from tidemark.security.scram import MECHANISM
 
 PLAINTEXT, SSL, SASL_PLAINTEXT, SASL_SSL = "PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"
 PROTOCOLS = (PLAINTEXT, SSL, SASL_PLAINTEXT, SASL_SSL)
-SCRAM, BEARER = "SCRAM-SHA-512", "OAUTHBEARER"
+SCRAM, BEARER = MECHANISM, "OAUTHBEARER"
 MECHANISMS = (SCRAM, BEARER)
 
 

@@ -11,6 +11,9 @@ REPLICA_FETCH_STREAM = "/tidemark.v1.Replication/FetchStream"
 CLIENT_ID_KEY = "tidemark-client-id"
 """Metadata of a call: the client's client.id, percent-encoded. Quotas and logs name it."""
 
+AUTHORIZATION_KEY, BEARER_SCHEME = "authorization", "Bearer "
+"""Metadata of a call at a listener that speaks SASL: the scheme, and the token of the user."""
+
 MAX_MESSAGE_BYTES = 128 * 1024 * 1024
 
 CHANNEL_OPTIONS: list[tuple[str, int]] = [
