@@ -1,24 +1,20 @@
 """The audit log: logins that failed, what was denied, and what administrators changed.
 
-Its logger has a name of its own (see `AUDIT`), so that it can go to another place. The same
-line is told once a minute at most: a client tries again and again.
+Its logger has a name of its own (see `AUDIT`), so that it can go to another place. A
+client tries again and again: as of all lines, repeats are told once a minute (`tidemark/logs.py`).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 
 from google.protobuf.message import Message
 
 from tidemark.security import acls
-from tidemark.surroundings import surroundings
 
 AUDIT = "tidemark.audit"
 logger = logging.getLogger(AUDIT)
 
-_AGAIN_MS = 60_000
-_REMEMBERED_MAX = 10_000
 _NAMED_MAX = 5
 _CHARACTERS_MAX = 500  # of a line: a caller chooses names
 _NAMES = ("name", "user", "topic", "group_id", "resource_name")
@@ -26,10 +22,6 @@ _NAMES = ("name", "user", "topic", "group_id", "resource_name")
 
 class Audit:
     """One per node."""
-
-    def __init__(self, now_ms: Callable[[], int] | None = None) -> None:
-        self._now_ms = now_ms or surroundings().mono_ms
-        self._told_ms: dict[str, int] = {}
 
     def denied(
         self, principal: str, host: str, operation: int, resource_type: int, name: str
@@ -49,14 +41,7 @@ class Audit:
         logger.info("%s", _one_line(line))
 
     def _tell(self, line: str) -> None:
-        line, now_ms = _one_line(line), self._now_ms()
-        told_ms = self._told_ms.get(line)
-        if told_ms is not None and now_ms - told_ms < _AGAIN_MS:
-            return
-        if len(self._told_ms) >= _REMEMBERED_MAX:
-            self._told_ms.clear()
-        self._told_ms[line] = now_ms
-        logger.warning("%s", line)
+        logger.warning("%s", _one_line(line))
 
 
 def _one_line(text: str) -> str:

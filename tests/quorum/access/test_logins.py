@@ -162,7 +162,7 @@ def test_names_forge_no_line_of_the_audit_log_and_fill_no_memory(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, AUDIT)
-    audit = Audit(lambda: 0)
+    audit = Audit()
     audit.denied("User:a\nUser:b", "h", acls.READ, acls.TOPIC, "x" * 1_000_000)
     audit.rejected("h", "no\r\nlogin failed: from elsewhere")
     for record in caplog.records:
