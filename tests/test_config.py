@@ -455,3 +455,56 @@ def test_a_default_that_changes_later_compacts_no_tiered_topic() -> None:
     config = TopicConfig(remote_storage_enable=True, cleanup_policy=("compact",))
     assert not config.is_compacted
     assert TopicConfig(cleanup_policy=("compact",)).is_compacted
+
+
+SECURED = {
+    "process.roles": "controller,broker",
+    "node.id": "1",
+    "listeners": "CONTROLLER://:9093,INTERNAL://:9092,USERS://:9094",
+    "inter.broker.listener.name": "INTERNAL",
+    "controller.listener.names": "CONTROLLER",
+    "controller.quorum.voters": "1@127.0.0.1:9093",
+    "listener.security.protocol.map": "CONTROLLER:SSL,INTERNAL:SSL,USERS:SASL_SSL",
+    "ssl.keystore.location": "/node.pem",
+    "ssl.truststore.location": "/ca.pem",
+    "listener.name.controller.ssl.client.auth": "required",
+    "listener.name.internal.ssl.client.auth": "required",
+}
+
+
+def test_a_secured_node_has_settings_of_its_own_for_a_listener() -> None:
+    config = parse_server_config(SECURED)
+    clients = [config.security_of(n).ssl_client_auth for n in ("CONTROLLER", "INTERNAL", "USERS")]
+    assert clients == ["required", "required", "none"]
+    assert config.channel_security("INTERNAL").security_protocol == "SSL"
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"ssl.keystore.location": ""}, r"set ssl\.keystore\.location"),
+        ({"ssl.truststore.location": ""}, r"needs ssl\.truststore\.location"),
+        ({"listener.name.internal.ssl.client.auth": "none"}, "internal.ssl.client.auth=required"),
+        ({"inter.broker.listener.name": "USERS"}, "nodes meet on the listener USERS"),
+        (
+            {"listener.security.protocol.map": "CONTROLLER:SASL_SSL,INTERNAL:SSL,USERS:SSL"},
+            "nodes meet on the listener CONTROLLER",
+        ),
+        ({"listener.security.protocol.map": "CONTROLLER:SSL,INTERNAL:SSL"}, "no entry.* USERS"),
+        ({"listener.name.other.ssl.client.auth": "none"}, "OTHER is not in listeners"),
+        (
+            {
+                "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,INTERNAL:SSL,USERS:SSL",
+                "authorizer.class.name": "StandardAuthorizer",
+            },
+            "without certificates",
+        ),
+        ({"super.users": "alice"}, r"super\.users"),
+    ],
+    ids=str,
+)
+def test_contradictions_of_a_secured_node_are_refused(
+    change: dict[str, str], complaint: str
+) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        parse_server_config(SECURED | change)

@@ -7,6 +7,8 @@ import base64
 import json
 import logging
 import threading
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from tidemark.config import parse_server_config
 from tidemark.config.security import ListenerSecurity, NodeSecurity
 from tidemark.errors import SaslAuthenticationError
 from tidemark.security import acls
+from tidemark.surroundings import surroundings, use
 from tidemark.v1 import authentication_pb2 as pb
 
 
@@ -172,3 +175,40 @@ def test_names_forge_no_line_of_the_audit_log_and_fill_no_memory(
     assert not authorizer.allows("User:a", "h", acls.READ, acls.TOPIC, "x" * 1_000_000)
     assert not authorizer.allows("User:a", "h", acls.READ, acls.TOPIC, "x")
     assert len(authorizer._verdicts) == 1
+
+
+def test_a_session_ends_in_time_with_its_user_and_at_its_node() -> None:
+    now = [1_000]
+    images: Any = type("Of", (), {"image": type("Users", (), {"scram_users": {"ann": 1}})})()
+    with use(replace(surroundings(), wall_ms=lambda: now[0])):
+        sessions, others = Sessions(images, 500), Sessions(images, 500)
+        token = sessions._token("ann")
+        assert sessions.authenticate(token) == ("User:ann", 1_500)
+        with pytest.raises(SaslAuthenticationError, match="none of this node"):
+            others.authenticate(token)
+        images.image.scram_users.clear()
+        with pytest.raises(SaslAuthenticationError, match="removed"):
+            sessions.authenticate(token)
+        images.image.scram_users["ann"] = 1
+        now[0] = 1_500
+        with pytest.raises(SaslAuthenticationError, match="session is over"):
+            sessions.authenticate(token)
+
+
+def test_a_jwt_that_is_known_already_ends_in_time_and_a_huge_one_is_not_looked_at(
+    tmp_path: Path,
+) -> None:
+    key = rsa.generate_private_key(65_537, 2_048)
+    public = json.loads(jwt.algorithms.RSAAlgorithm.to_jwk(key.public_key())) | {"kid": "1"}
+    (tmp_path / "jwks.json").write_text(json.dumps({"keys": [public]}))
+    ends_s = int(time.time()) + 600
+    token = jwt.encode({"sub": "a", "exp": ends_s}, key, "RS256", {"kid": "1"})
+    now = [0]
+    with use(replace(surroundings(), wall_ms=lambda: now[0])):
+        verifier = verifier_of(tmp_path / "jwks.json")
+    assert asyncio.run(verifier.authenticate(token)).principal == "User:a"
+    now[0] = (ends_s + 31) * 1_000
+    with pytest.raises(SaslAuthenticationError, match="has expired"):
+        asyncio.run(verifier.authenticate(token))
+    with pytest.raises(SaslAuthenticationError, match="a token of"):
+        asyncio.run(verifier.authenticate("x" * 20_000))
