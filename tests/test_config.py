@@ -485,7 +485,7 @@ def test_a_secured_node_has_settings_of_its_own_for_a_listener() -> None:
         ({"ssl.keystore.location": ""}, r"set ssl\.keystore\.location"),
         ({"ssl.truststore.location": ""}, r"needs ssl\.truststore\.location"),
         ({"listener.name.internal.ssl.client.auth": "none"}, "internal.ssl.client.auth=required"),
-        ({"inter.broker.listener.name": "USERS"}, "nodes meet on the listener USERS"),
+        ({"inter.broker.listener.name": "USERS"}, "USERS.* give clients that log in another"),
         (
             {"listener.security.protocol.map": "CONTROLLER:SASL_SSL,INTERNAL:SSL,USERS:SSL"},
             "nodes meet on the listener CONTROLLER",

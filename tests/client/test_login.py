@@ -9,8 +9,10 @@ from typing import Any
 
 import grpc
 import grpc.aio
+import pytest
 
 from quorum.access.logins import Sessions
+from tidemark.client import login
 from tidemark.client.connections import Connections
 from tidemark.errors import NetworkError, RequestTimedOutError, SaslAuthenticationError
 from tidemark.security.scram import ITERATIONS_MIN, credential_of, salted
@@ -162,6 +164,26 @@ def test_a_connection_that_is_closed_during_the_login_is_a_network_error() -> No
             async with asyncio.timeout(10):
                 found = await asyncio.gather(*calls, return_exceptions=True)
             assert [type(error) for error in found] == [NetworkError] * 2
+            await connections.close()
+
+    asyncio.run(story())
+
+
+def test_a_session_that_nears_its_end_is_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def never(_: Any) -> None:
+        raise AssertionError
+
+    async def story() -> None:
+        async with Node(never) as node:
+            connections = Connections(security=SCRAM)
+            for _ in range(3):
+                await asked(connections, node, ONE)
+            assert len({*node.tokens}) == 1
+            connections.disconnect(node.address)
+            monkeypatch.setattr(login, "_RENEWED_AT", 0.0)
+            await asked(connections, node, ONE)
+            await asked(connections, node, ONE)
+            assert len({*node.tokens}) == 3
             await connections.close()
 
     asyncio.run(story())

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import hmac
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -87,3 +90,18 @@ def test_a_client_refuses_a_server_that_asks_for_few_or_for_endless_rounds() -> 
         nonce = client.first().decode().rpartition("r=")[2]
         with pytest.raises(SaslAuthenticationError, match="iterations"):
             client.final(f"r={nonce}x,s=MDEy,i={count}".encode())
+
+
+def test_a_message_with_the_nonce_of_another_login_is_refused_by_both_sides() -> None:
+    client = ClientLogin("a", "right", b"c" * 18)
+    with pytest.raises(SaslAuthenticationError, match="not that of this login"):
+        client.final(b"r=of another,s=MDEy,i=4096")
+    known = credential_of(salted("right", SALT, 4096), SALT, 4096)
+    server = ServerLogin({"a": known}.get, b"s" * 18, b"x")
+    first, bare = client.first().decode().removeprefix("n,,"), "c=biws,r=of another"
+    message = ",".join((first, server.first(client.first()).decode(), bare)).encode()
+    key = hmac.digest(salted("right", SALT, 4096), b"Client Key", "sha512")
+    signature = hmac.digest(known.stored_key, message, "sha512")
+    proof = bytes(a ^ b for a, b in zip(key, signature, strict=True))
+    with pytest.raises(SaslAuthenticationError, match="not that of this login"):
+        server.final(f"{bare},p={base64.b64encode(proof).decode()}".encode())
