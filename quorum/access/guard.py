@@ -1,9 +1,10 @@
 """The guard of each server of a node: tells who calls, and whether the call may go on.
 
-It is the one place that all calls of all services pass. A call is authenticated first: by the
-client's certificate, by a token, or not at all on a PLAINTEXT listener. Then the rows of
-`quorum.access.rules` are applied to its request and answer. `access_of_call` tells handlers the
-principal, for quotas and for what they check themselves.
+It is the one place that all calls of all services pass. A call is authenticated before any message
+of it is read: by its token, or by the certificate of its connection. On a PLAINTEXT listener
+everybody is anonymous. Then the rows of `quorum.access.rules` are applied to its request and
+answer. `access_of_call` tells handlers the principal, for quotas and for what they check
+themselves.
 
 Without an authorizer only the services of nodes are guarded, on listeners that know their callers.
 A caller of them has this node's own name, or is a super user.
@@ -117,8 +118,14 @@ class Authenticated(NamedTuple):
     until_ms: int | None = None
 
 
-Authenticate = Callable[[Context], Awaitable[Authenticated]]
-"""Raises SaslAuthenticationError for a call of nobody that is known."""
+Metadata = Any  # pairs of a key and a value, or None
+TokenCheck = Callable[[Metadata], Awaitable[Authenticated]]
+"""Tells whose call has this metadata. Raises SaslAuthenticationError for one of nobody known."""
+
+
+def nobody(_: Context) -> str:
+    """The principal of each call at a listener that does not know its callers."""
+    return ANONYMOUS
 
 
 class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # it is not generic
@@ -127,22 +134,25 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # it is not 
     def __init__(
         self,
         images: Images,
-        authenticate: Authenticate,
         authorizer: Authorizer | None,
         audit: Audit,
         nodes: Collection[str],
         *,
-        knows_callers: bool,
+        tokens: TokenCheck | None = None,
+        principal_of: Callable[[Context], str] = nobody,
     ) -> None:
-        """`nodes` are the principals of nodes. Without `knows_callers` everybody is anonymous."""
+        """`nodes` are the principals of nodes. Callers prove themselves by `tokens`; without it,
+        `principal_of` tells who they are.
+        """
         self.images = images
         self.authorizer = authorizer
         self.audit = audit
-        self._authenticate = authenticate
+        self._tokens = tokens
+        self._principal_of = principal_of
         self._nodes = frozenset(nodes)
-        self._knows_callers = knows_callers
+        self._knows_callers = tokens is not None or principal_of is not nobody
         self._rpcs = {rpc.path: rpc for rpc in every_rpc()}
-        self._guards = knows_callers or authorizer is not None
+        self._guards = self._knows_callers or authorizer is not None
 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], details: Any
@@ -155,23 +165,46 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # it is not 
         row = rules.row_of(path)
         if row is not None and row.is_public:
             return handler
+        login: Authenticated | None = None
+        if self._tokens is not None:
+            try:
+                login = await self._tokens(details.invocation_metadata)
+            except SaslAuthenticationError as error:
+                return self._turned_away(error)
         if handler.unary_unary is not None:
             return grpc.unary_unary_rpc_method_handler(
-                partial(self._unary, handler.unary_unary, path, row),
+                partial(self._unary, handler.unary_unary, path, row, login),
                 handler.request_deserializer,
                 handler.response_serializer,
             )
         wrapped = self._generate if isasyncgenfunction(handler.stream_stream) else self._stream
         return grpc.stream_stream_rpc_method_handler(
-            partial(wrapped, handler.stream_stream, path, row),
+            partial(wrapped, handler.stream_stream, path, row, login),
             handler.request_deserializer,
             handler.response_serializer,
         )
 
+    def _turned_away(self, error: SaslAuthenticationError) -> Any:
+        """A handler that reads nothing: only that of a stream is called before a message is there,
+        and on the wire both are the same.
+        """
+
+        async def turn_away(_: Any, context: Context) -> None:
+            self.audit.rejected(host_of(context.peer()), str(error))
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
+
+        return grpc.stream_stream_rpc_method_handler(turn_away)
+
     async def _unary(
-        self, serve: Any, path: str, row: rules.Row | None, request: Any, context: Context
+        self,
+        serve: Any,
+        path: str,
+        row: rules.Row | None,
+        login: Authenticated | None,
+        request: Any,
+        context: Context,
     ) -> Any:
-        access = await self._admitted(path, row, context)
+        access = await self._admitted(path, row, login, context)
         _ACCESS.set(access)
         if row is None or not access.is_checked or not (row.rules or row.changes):
             return await serve(request, context)
@@ -201,36 +234,49 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # it is not 
             return refused(error)
 
     async def _stream(
-        self, serve: Any, path: str, row: rules.Row | None, requests: Any, context: Context
+        self,
+        serve: Any,
+        path: str,
+        row: rules.Row | None,
+        login: Authenticated | None,
+        requests: Any,
+        context: Context,
     ) -> None:
-        access = await self._admitted(path, row, context)
+        access = await self._admitted(path, row, login, context)
         _ACCESS.set(access)
         left_s = None if access.until_ms is None else access.until_ms / 1000 - time.time()
         try:
-            async with asyncio.timeout(left_s) as login:
+            async with asyncio.timeout(left_s) as session:
                 await serve(requests, context)
         except TimeoutError:
-            if not login.expired():
+            if not session.expired():
                 raise
             text = "the session is over: log in again"  # KIP-368
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, text)
 
     async def _generate(
-        self, serve: Any, path: str, row: rules.Row | None, requests: Any, context: Context
+        self,
+        serve: Any,
+        path: str,
+        row: rules.Row | None,
+        login: Authenticated | None,
+        requests: Any,
+        context: Context,
     ) -> AsyncIterator[Any]:
-        _ACCESS.set(await self._admitted(path, row, context))
+        _ACCESS.set(await self._admitted(path, row, login, context))
         async for answer in serve(requests, context):
             yield answer
 
-    async def _admitted(self, path: str, row: rules.Row | None, context: Context) -> Access:
-        """Authenticates a call, and turns away who may not call this method at all."""
+    async def _admitted(
+        self,
+        path: str,
+        row: rules.Row | None,
+        login: Authenticated | None,
+        context: Context,
+    ) -> Access:
+        """The access of a call; turns away who may not call this method at all."""
         host = host_of(context.peer())
-        try:
-            login = await self._authenticate(context)
-        except SaslAuthenticationError as error:
-            self.audit.rejected(host, str(error))
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
-            raise
+        login = login or Authenticated(self._principal_of(context))
         principal = login.principal
         access = Access(principal, host, self._is_node(principal, host), self, login.until_ms)
         if row is None or (row.is_for_nodes and not access.is_node):

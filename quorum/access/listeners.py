@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable
 
 import grpc.aio
 
 from quorum.access.audit import Audit
 from quorum.access.authorizer import Authorizer
-from quorum.access.guard import Authenticate, Authenticated, Context, Guard, Images
+from quorum.access.guard import Context, Guard, Images, nobody
 from quorum.access.logins import Sessions, by_tokens
 from quorum.access.principals import PrincipalMapping, subject_of
 from tidemark.config import ServerConfig
 from tidemark.config.security import SCRAM, ListenerSecurity, uses_sasl, uses_ssl
 from tidemark.errors import ConfigError
-from tidemark.security.acls import ANONYMOUS
 from tidemark.wire.credentials import read_pems
 
 
@@ -28,7 +27,12 @@ class AccessControl:
         self._audit = Audit()
         security = config.security
         self._authorizer = Authorizer(security) if security.authorizer_class_name else None
-        self._sessions = Sessions(images, security.defaults.connections_max_reauth_ms, self._audit)
+        self._sessions = Sessions(
+            images,
+            security.defaults.connections_max_reauth_ms,
+            self._audit,
+            security.connection_failed_authentication_delay_ms,
+        )
         self._nodes = {*security.super_principals, *self._own_principals()}
 
     def _own_principals(self) -> set[str]:
@@ -56,22 +60,14 @@ class AccessControl:
             self._config.security.protocol_of(listener),
             self._config.security_of(listener),
         )
-        authenticate: Authenticate = _nobody
-        nodes: Collection[str] = self._nodes
+        own = (self._images, self._authorizer, self._audit)
         if uses_sasl(protocol):
             # Nodes have certificates: a user with the name of one is none.
             nodes = self._config.security.super_principals
-            authenticate = by_tokens(secured, self._sessions)
-        elif uses_ssl(protocol) and secured.ssl_client_auth == "required":
-            authenticate = _by_certificate(secured)
-        return Guard(
-            self._images,
-            authenticate,
-            self._authorizer,
-            self._audit,
-            nodes,
-            knows_callers=authenticate is not _nobody,
-        )
+            return Guard(*own, nodes, tokens=by_tokens(secured, self._sessions))
+        if uses_ssl(protocol) and secured.ssl_client_auth == "required":
+            return Guard(*own, self._nodes, principal_of=_by_certificate(secured))
+        return Guard(*own, self._nodes)
 
     def add_login_to(self, server: grpc.aio.Server, listener: str) -> None:
         """Serves SCRAM logins where the listener has them."""
@@ -80,15 +76,11 @@ class AccessControl:
             self._sessions.add_to(server)
 
 
-async def _nobody(_: Context) -> Authenticated:
-    return Authenticated(ANONYMOUS)
-
-
-def _by_certificate(secured: ListenerSecurity) -> Authenticate:
+def _by_certificate(secured: ListenerSecurity) -> Callable[[Context], str]:
     mapping = PrincipalMapping(secured.ssl_principal_mapping_rules)
 
-    async def authenticate(context: Context) -> Authenticated:
+    def principal_of(context: Context) -> str:
         shown = context.auth_context().get("x509_pem_cert", ())
-        return Authenticated(mapping.principal_of(subject_of(shown[0])) if shown else ANONYMOUS)
+        return mapping.principal_of(subject_of(shown[0])) if shown else nobody(context)
 
-    return authenticate
+    return principal_of

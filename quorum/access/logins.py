@@ -1,8 +1,8 @@
 """Tokens of calls: those of SCRAM logins at this node, and users' JWTs (OAUTHBEARER).
 
-A login by SCRAM is one call of SaslAuthenticate, at whose end the client gets a token. The token is
-signed with a key of this process. It is valid at this node until the node stops, or the session's
-time is over. A JWT comes from elsewhere, and is checked with the keys of its issuer.
+A login by SCRAM is two calls of SaslAuthenticate, at whose end the client gets a token. The token
+is signed with a key of this process. It is valid at this node until the node stops, or the
+session's time is over. A JWT comes from elsewhere, and is checked with the keys of its issuer.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from quorum.access.audit import Audit
-from quorum.access.guard import Authenticate, Authenticated, Context, Images, host_of
+from quorum.access.guard import Authenticated, Context, Images, Metadata, TokenCheck, host_of
 from tidemark.config.security import BEARER, SCRAM, ListenerSecurity
 from tidemark.errors import (
     ApiError,
@@ -29,23 +30,23 @@ from tidemark.errors import (
     IllegalSaslStateError,
     SaslAuthenticationError,
     UnsupportedSaslMechanismError,
-    code_of,
+    set_error,
 )
-from tidemark.security.scram import ServerLogin
+from tidemark.security import scram
 from tidemark.surroundings import surroundings
 from tidemark.v1 import authentication_pb2 as pb
-from tidemark.wire.channel import AUTHORIZATION_KEY, BEARER_SCHEME
+from tidemark.wire.channel import AUTHORIZATION_KEY, BEARER_SCHEME, SASL_KEY
 
 _PREFIX = "scram."
-_STEP_S = 10.0  # for the client's next message of a login
+_STEP_MS = 10_000  # for the client's next message of a login
 _TOKENS_MAX = 10_000
 _TOKEN_BYTES_MAX = 16 << 10
 _CHECKED_MAX = 256  # tokens that wait for their check; more are turned away
 
 
-def token_of(context: Context) -> str:
+def token_of(metadata: Metadata) -> str:
     """The bearer token of a call. Raises SaslAuthenticationError."""
-    for key, value in context.invocation_metadata() or ():
+    for key, value in metadata or ():
         if key == AUTHORIZATION_KEY:
             if not str(value).startswith(BEARER_SCHEME):
                 raise SaslAuthenticationError("the metadata authorization is no Bearer token")
@@ -56,21 +57,32 @@ def token_of(context: Context) -> str:
 
 
 class Sessions:
-    """The SCRAM logins of one node."""
+    """The SCRAM logins of one node.
 
-    def __init__(self, images: Images, lifetime_ms: int, audit: Audit | None = None) -> None:
+    Between its two steps a login is nowhere kept: the client brings the state back, sealed.
+    """
+
+    def __init__(
+        self,
+        images: Images,
+        lifetime_ms: int,
+        audit: Audit | None = None,
+        failure_delay_ms: int = 0,
+    ) -> None:
+        """`failure_delay_ms`: time until a failed login is answered."""
         self._audit = audit or Audit()
         self._images = images
         self._lifetime_ms = lifetime_ms
-        self._key = os.urandom(32)
+        self._failure_delay_s = failure_delay_ms / 1000
+        self._tokens, self._states = Seal(os.urandom(32)), Seal(os.urandom(32))
+        self._salts = os.urandom(32)
         self._wall_ms = surroundings().wall_ms
 
     def authenticate(self, token: str) -> Authenticated:
         """Tells whose token it is. Raises SaslAuthenticationError."""
-        payload, _, signature = token.removeprefix(_PREFIX).partition(".")
-        if not hmac.compare_digest(self._signature(payload).encode(), signature.encode()):
+        found = self._tokens.opened(token.removeprefix(_PREFIX))
+        if found is None:
             raise SaslAuthenticationError("the token is none of this node: log in again")
-        found = json.loads(base64.urlsafe_b64decode(payload))
         name, until_ms = str(found["user"]), int(found["until_ms"])
         if self._wall_ms() >= until_ms:
             raise SaslAuthenticationError("the session is over: log in again")
@@ -78,62 +90,99 @@ class Sessions:
             raise SaslAuthenticationError("the user was removed")
         return Authenticated(f"User:{name}", until_ms)
 
-    def _signature(self, payload: str) -> str:
-        return hmac.new(self._key, payload.encode(), hashlib.sha256).hexdigest()
-
     def _token(self, name: str) -> str:
         until_ms = self._wall_ms() + self._lifetime_ms
-        content = json.dumps({"user": name, "until_ms": until_ms}).encode()
-        payload = base64.urlsafe_b64encode(content).decode()
-        return f"{_PREFIX}{payload}.{self._signature(payload)}"
+        return _PREFIX + self._tokens.closed({"user": name, "until_ms": until_ms})
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Serves SaslAuthenticate."""
+        # As a stream, whose message gRPC reads only where it is asked for: never.
         handler = grpc.stream_stream_rpc_method_handler(
-            self._converse,
-            request_deserializer=pb.SaslAuthenticateRequest.FromString,
-            response_serializer=pb.SaslAuthenticateResponse.SerializeToString,
+            self._serve, response_serializer=pb.SaslAuthenticateResponse.SerializeToString
         )
         methods = {"SaslAuthenticate": handler}
         server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler("tidemark.v1.Authentication", methods),)
         )
 
-    async def _converse(self, _: Any, context: Context) -> None:
-        """One login; an error ends it."""
-        login = ServerLogin(self._images.image.scram_users.get, os.urandom(18), self._key)
+    async def _serve(self, _: Any, context: Context) -> None:
+        answer = self.answered(_sasl_request(context), host_of(context.peer()))
+        if answer.error_code:
+            await asyncio.sleep(self._failure_delay_s)
+        await context.write(answer)
+
+    def answered(
+        self, request: pb.SaslAuthenticateRequest, host: str
+    ) -> pb.SaslAuthenticateResponse:
+        """The answer to one step of a login from `host`."""
+        name = ""
         try:
-            first = await self._next(context)
-            if first.mechanism != SCRAM:
+            if request.mechanism != SCRAM:
                 raise UnsupportedSaslMechanismError(
-                    f"{first.mechanism[:40] or 'no mechanism'}: users log in here by {SCRAM}"
+                    f"{request.mechanism[:40] or 'no mechanism'}: users log in here by {SCRAM}"
                 )
-            answer = login.first(first.auth_bytes)
-            await context.write(pb.SaslAuthenticateResponse(auth_bytes=answer))
-            last = login.final((await self._next(context)).auth_bytes)
+            users = self._images.image.scram_users
+            if not request.state:
+                nonce = os.urandom(18)
+                begun = scram.challenge(request.auth_bytes, users.get, nonce, self._salts)
+                return pb.SaslAuthenticateResponse(
+                    auth_bytes=begun.server_first.encode(), state=self._state(begun)
+                )
+            begun = self._begun(request.state)
+            name = begun.name
+            last = scram.concluded(begun, request.auth_bytes, users.get(name))
         except ApiError as error:
-            self._audit.rejected(host_of(context.peer()), f"{login.name!r}: {error}")
-            code, text = int(code_of(error)), str(error)
-            await context.write(
-                pb.SaslAuthenticateResponse(error_code=code, error_message=text)  # type: ignore[arg-type]
-            )
-            return
-        await context.write(
-            pb.SaslAuthenticateResponse(
-                auth_bytes=last,
-                token=self._token(login.name),
-                session_lifetime_ms=self._lifetime_ms,
-            )
+            self._audit.rejected(host, f"{name!r}: {error}")
+            answer = pb.SaslAuthenticateResponse()
+            set_error(answer, error)
+            return answer
+        return pb.SaslAuthenticateResponse(
+            auth_bytes=last, token=self._token(name), session_lifetime_ms=self._lifetime_ms
         )
 
-    async def _next(self, context: Context) -> pb.SaslAuthenticateRequest:
-        try:
-            request = await asyncio.wait_for(context.read(), _STEP_S)
-        except TimeoutError:
-            raise IllegalSaslStateError("the login took too long") from None
-        if not isinstance(request, pb.SaslAuthenticateRequest):
-            raise IllegalSaslStateError("the login ended before its last message")
-        return request
+    def _state(self, begun: scram.Challenge) -> bytes:
+        until_ms = self._wall_ms() + _STEP_MS
+        return self._states.closed({"begun": begun, "until_ms": until_ms}).encode()
+
+    def _begun(self, state: bytes) -> scram.Challenge:
+        found = self._states.opened(state.decode(errors="replace"))
+        if found is None:
+            raise IllegalSaslStateError("the login did not begin at this node: begin it again")
+        if self._wall_ms() >= found["until_ms"]:
+            raise IllegalSaslStateError("the login took too long: begin it again")
+        return scram.Challenge(*found["begun"])
+
+
+class Seal:
+    """Signs JSON, so that strangers may carry it and not change it."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+
+    def closed(self, content: Any) -> str:
+        payload = base64.urlsafe_b64encode(json.dumps(content).encode()).decode()
+        return f"{payload}.{self._signature(payload)}"
+
+    def opened(self, text: str) -> Any:
+        """The content; None: it is none of this seal."""
+        payload, _, signature = text.partition(".")
+        if not hmac.compare_digest(self._signature(payload).encode(), signature.encode()):
+            return None
+        return json.loads(base64.urlsafe_b64decode(payload))
+
+    def _signature(self, payload: str) -> str:
+        return hmac.new(self._key, payload.encode(), hashlib.sha256).hexdigest()
+
+
+def _sasl_request(context: Context) -> pb.SaslAuthenticateRequest:
+    """The request in the metadata of a call; an empty one where there is none."""
+    for key, value in context.invocation_metadata() or ():
+        if key == SASL_KEY and isinstance(value, bytes):
+            try:
+                return pb.SaslAuthenticateRequest.FromString(value)
+            except DecodeError:
+                break
+    return pb.SaslAuthenticateRequest()
 
 
 class JwtVerifier:
@@ -225,13 +274,13 @@ class JwtVerifier:
         return Authenticated(f"User:{name}", int(claims["exp"]) * 1_000 + leeway_ms)
 
 
-def by_tokens(security: ListenerSecurity, sessions: Sessions) -> Authenticate:
+def by_tokens(security: ListenerSecurity, sessions: Sessions) -> TokenCheck:
     """Authenticates calls by their tokens. Raises ConfigError."""
     mechanisms = security.sasl_enabled_mechanisms
     verifier = JwtVerifier(security) if BEARER in mechanisms else None
 
-    async def authenticate(context: Context) -> Authenticated:
-        token = token_of(context)
+    async def authenticate(metadata: Metadata) -> Authenticated:
+        token = token_of(metadata)
         if token.startswith(_PREFIX):
             if SCRAM not in mechanisms:
                 raise SaslAuthenticationError(f"{SCRAM} is not enabled on this listener")

@@ -14,7 +14,12 @@ import pytest
 from quorum.access.logins import Sessions
 from tidemark.client import login
 from tidemark.client.connections import Connections
-from tidemark.errors import NetworkError, RequestTimedOutError, SaslAuthenticationError
+from tidemark.errors import (
+    ConfigError,
+    NetworkError,
+    RequestTimedOutError,
+    SaslAuthenticationError,
+)
 from tidemark.security.scram import ITERATIONS_MIN, credential_of, salted
 
 STREAM, ONE = "/t.T/Stream", "/t.T/One"
@@ -25,6 +30,8 @@ SCRAM = {
     "sasl.username": "ann",
     "sasl.password": "secret",
 }
+BY_JWT = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "OAUTHBEARER"}
+TOKEN_FILE = "sasl.oauthbearer.token.location"
 
 
 class Images:
@@ -109,23 +116,19 @@ def test_all_that_was_under_way_when_a_session_ended_is_sent_again() -> None:
 def test_a_call_of_a_former_jwt_goes_on_with_that_of_the_file(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("one")
-    values = {
-        "security.protocol": "SASL_PLAINTEXT",
-        "sasl.mechanism": "OAUTHBEARER",
-        "sasl.oauthbearer.token.location": str(file),
-    }
+    values = BY_JWT | {TOKEN_FILE: str(file)}
 
     async def once(context: Any) -> None:
         await context.write(await context.read())
         await context.read()
+        (tmp_path / "next").write_text("two")
+        (tmp_path / "next").replace(file)
         await context.abort(UNAUTHENTICATED, "the session is over")
 
     async def story() -> None:
         async with Node(once) as node:
             connections = Connections(security=values)
             assert await asked(connections, node) == b"x"
-            (tmp_path / "next").write_text("two")
-            (tmp_path / "next").replace(file)
             for error in (NetworkError, SaslAuthenticationError):
                 [found] = await asyncio.gather(asked(connections, node), return_exceptions=True)
                 assert type(found) is error
@@ -184,6 +187,91 @@ def test_a_session_that_nears_its_end_is_renewed(monkeypatch: pytest.MonkeyPatch
             await asked(connections, node, ONE)
             await asked(connections, node, ONE)
             assert len({*node.tokens}) == 3
+            await connections.close()
+
+    asyncio.run(story())
+
+
+def test_an_open_call_of_a_former_session_is_left_when_nothing_is_under_way(tmp_path: Path) -> None:
+    """Requests that are under way end there, and later ones wait for them."""
+    (file := tmp_path / "token").write_text("one")
+    may_answer, served = asyncio.Event(), list[bytes]()
+
+    async def answers(context: Any) -> None:
+        while request := await context.read():
+            if request == b"slow":
+                await may_answer.wait()
+            served.append(request)
+            await context.write(request)
+
+    async def story() -> None:
+        async with Node(answers) as node, asyncio.timeout(30):
+            connections = Connections(security=BY_JWT | {TOKEN_FILE: str(file)})
+
+            def ask(request: bytes) -> Awaitable[bytes]:
+                address = node.address
+                call = connections.exchange(address, STREAM, request, bytes, 10_000, alone=ONE)
+                return asyncio.ensure_future(call)
+
+            assert await ask(b"first") == b"first"
+            slow = ask(b"slow")
+            await asyncio.sleep(0)
+            file.write_text("other")
+            later = [ask(b"a"), ask(b"b")]
+            assert await connections.call(node.address, ONE, b"x", bytes) == b"x"
+            assert served == [b"first"]
+            may_answer.set()
+            assert await slow == b"slow"
+            assert await asyncio.gather(*later) == [b"a", b"b"]
+            assert served == [b"first", b"slow", b"a", b"b"]
+            assert node.tokens == ["Bearer one", "Bearer other", "Bearer other"]
+            await connections.close()
+
+    asyncio.run(story())
+
+
+def test_a_node_that_never_answers_on_a_former_call_is_left_in_time(tmp_path: Path) -> None:
+    (file := tmp_path / "token").write_text("one")
+
+    async def never(context: Any) -> None:
+        while await context.read():
+            pass
+
+    async def story() -> None:
+        async with Node(never) as node, asyncio.timeout(30):
+            security = BY_JWT | {TOKEN_FILE: str(file)}
+            connections = Connections(security=security, request_timeout_ms=20_000)
+            call = connections.exchange(node.address, STREAM, b"x", bytes, 20_000, alone=ONE)
+            stuck = asyncio.ensure_future(call)
+            await asyncio.sleep(0)
+            await connections.call(node.address, ONE, b"x", bytes)
+            file.write_text("other")
+            with pytest.raises(RequestTimedOutError, match="former login"):
+                await connections.exchange(node.address, STREAM, b"y", bytes, 100, alone=ONE)
+            await connections.close()
+            with pytest.raises(NetworkError):
+                await stuck
+
+    asyncio.run(story())
+
+
+def test_a_token_counts_while_its_file_is_being_replaced(tmp_path: Path) -> None:
+    (file := tmp_path / "token").write_text("one")
+
+    async def never(_: Any) -> None:
+        raise AssertionError
+
+    async def story() -> None:
+        async with Node(never) as node:
+            connections = Connections(security=BY_JWT | {TOKEN_FILE: str(file)})
+            await asked(connections, node, ONE)
+            file.unlink()
+            await asked(connections, node, ONE)
+            assert node.tokens == ["Bearer one"] * 2
+            await connections.close()
+            connections = Connections(security=BY_JWT | {TOKEN_FILE: str(file)})
+            with pytest.raises(ConfigError, match=TOKEN_FILE.replace(".", r"\.")):
+                await asked(connections, node, ONE)
             await connections.close()
 
     asyncio.run(story())

@@ -10,7 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidemark.errors import IllegalSaslStateError, SaslAuthenticationError
-from tidemark.security.scram import ClientLogin, ServerLogin, credential_of, salted
+from tidemark.security.scram import (
+    ClientLogin,
+    challenge,
+    concluded,
+    credential_of,
+    salted,
+)
 
 SALT = b"0123456789abcdef"
 TEXTS = st.text(min_size=1, max_size=20).filter(lambda t: t.isprintable())
@@ -20,10 +26,10 @@ def log_in(name: str, password: str, users: dict[str, str]) -> None:
     """One whole login. Raises the error of the side that refuses it."""
     known = {u: credential_of(salted(p, SALT, 4096), SALT, 4096) for u, p in users.items()}
     client = ClientLogin(name, password, b"c" * 18)
-    server = ServerLogin(known.get, b"s" * 18, b"secret of the node")
-    final = server.final(client.final(server.first(client.first())))
-    client.check(final)
-    assert server.name == name
+    begun = challenge(client.first(), known.get, b"s" * 18, b"secret of the node")
+    proof = client.final(begun.server_first.encode())
+    client.check(concluded(begun, proof, known.get(begun.name)))
+    assert begun.name == name
 
 
 @settings(max_examples=30, deadline=None)
@@ -41,19 +47,20 @@ def test_a_wrong_name_and_a_wrong_password_are_refused_in_the_same_words(
 
 
 def test_an_unknown_name_has_a_salt_that_stays_the_same() -> None:
-    def first() -> bytes:
-        login = ServerLogin({}.get, b"s" * 18, b"secret of the node")
-        return login.first(ClientLogin("nobody", "x", b"c" * 18).first())
+    def first(secret: bytes) -> str:
+        message = ClientLogin("nobody", "x", b"c" * 18).first()
+        return challenge(message, {}.get, b"s" * 18, secret).server_first
 
-    assert first() == first()
+    assert first(b"secret of the node") == first(b"secret of the node")
+    assert first(b"secret of the node") != first(b"that of another")
 
 
 def test_a_server_that_does_not_know_the_password_is_found_out() -> None:
     client = ClientLogin("a", "right", b"c" * 18)
     known = credential_of(salted("right", SALT, 4096), SALT, 4096)
     forged = known._replace(server_key=bytes(64))
-    server = ServerLogin({"a": forged}.get, b"s" * 18, b"secret")
-    final = server.final(client.final(server.first(client.first())))
+    begun = challenge(client.first(), {"a": forged}.get, b"s" * 18, b"secret")
+    final = concluded(begun, client.final(begun.server_first.encode()), forged)
     with pytest.raises(SaslAuthenticationError, match="the server does not know"):
         client.check(final)
 
@@ -61,27 +68,37 @@ def test_a_server_that_does_not_know_the_password_is_found_out() -> None:
 def test_a_login_of_another_is_not_replayed() -> None:
     known = credential_of(salted("right", SALT, 4096), SALT, 4096)
     client = ClientLogin("a", "right", b"c" * 18)
-    heard = client.final(ServerLogin({"a": known}.get, b"s" * 18, b"x").first(client.first()))
-    later = ServerLogin({"a": known}.get, b"t" * 18, b"x")
-    later.first(client.first())
+    begun = challenge(client.first(), {"a": known}.get, b"s" * 18, b"x")
+    heard = client.final(begun.server_first.encode())
+    later = challenge(client.first(), {"a": known}.get, b"t" * 18, b"x")
     with pytest.raises(SaslAuthenticationError):
-        later.final(heard)
+        concluded(later, heard, known)
+
+
+def test_a_login_ends_by_the_credential_of_its_end() -> None:
+    client = ClientLogin("a", "right", b"c" * 18)
+    known = credential_of(salted("right", SALT, 4096), SALT, 4096)
+    begun = challenge(client.first(), {"a": known}.get, b"s" * 18, b"x")
+    proof = client.final(begun.server_first.encode())
+    changed = credential_of(salted("new", SALT, 4096), SALT, 4096)
+    for credential in (changed, None):  # it was changed or removed between the two steps
+        with pytest.raises(SaslAuthenticationError, match="name or the password"):
+            concluded(begun, proof, credential)
 
 
 @pytest.mark.parametrize("message", [b"", b"n,,", b"y,,n=a,r=b", b"n,,n=a", b"\xff", b"n" * 5000])
 def test_a_malformed_first_message_is_refused(message: bytes) -> None:
     with pytest.raises(IllegalSaslStateError):
-        ServerLogin({}.get, b"s", b"x").first(message)
+        challenge(message, {}.get, b"s", b"x")
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=200))
 def test_no_last_message_ends_otherwise_than_with_an_error(message: bytes) -> None:
     known = credential_of(salted("right", SALT, 4096), SALT, 4096)
-    server = ServerLogin({"a": known}.get, b"s", b"x")
-    server.first(b"n,,n=a,r=b")
+    begun = challenge(b"n,,n=a,r=b", {"a": known}.get, b"s", b"x")
     with pytest.raises((IllegalSaslStateError, SaslAuthenticationError)):
-        server.final(message)
+        concluded(begun, message, known)
 
 
 def test_a_client_refuses_a_server_that_asks_for_few_or_for_endless_rounds() -> None:
@@ -97,11 +114,11 @@ def test_a_message_with_the_nonce_of_another_login_is_refused_by_both_sides() ->
     with pytest.raises(SaslAuthenticationError, match="not that of this login"):
         client.final(b"r=of another,s=MDEy,i=4096")
     known = credential_of(salted("right", SALT, 4096), SALT, 4096)
-    server = ServerLogin({"a": known}.get, b"s" * 18, b"x")
+    begun = challenge(client.first(), {"a": known}.get, b"s" * 18, b"x")
     first, bare = client.first().decode().removeprefix("n,,"), "c=biws,r=of another"
-    message = ",".join((first, server.first(client.first()).decode(), bare)).encode()
+    message = ",".join((first, begun.server_first, bare)).encode()
     key = hmac.digest(salted("right", SALT, 4096), b"Client Key", "sha512")
     signature = hmac.digest(known.stored_key, message, "sha512")
     proof = bytes(a ^ b for a, b in zip(key, signature, strict=True))
     with pytest.raises(SaslAuthenticationError, match="not that of this login"):
-        server.final(f"{bare},p={base64.b64encode(proof).decode()}".encode())
+        concluded(begun, f"{bare},p={base64.b64encode(proof).decode()}".encode(), known)

@@ -114,13 +114,22 @@ def _hint(details: str) -> str:
 class _Connection:
     """A channel and its calls that stay open; `under_way` counts requests without an outcome."""
 
-    __slots__ = ("_exchanges", "_methods", "channel", "known_metadata", "login", "under_way")
+    __slots__ = (
+        "_changing",
+        "_exchanges",
+        "_methods",
+        "channel",
+        "known_metadata",
+        "login",
+        "under_way",
+    )
 
     def __init__(self, address: str, channels: Channels, metadata: Metadata) -> None:
         self.known_metadata = metadata
         self.channel = channels.open(address, _CHANNEL_OPTIONS)
         self.login = Login(channels.security, self.channel) if channels.security.uses_sasl else None
         self.under_way = 0
+        self._changing = asyncio.Lock()
         self._methods: dict[str, Callable[..., Any]] = {}
         self._exchanges: dict[str, Exchange] = {}
 
@@ -136,7 +145,20 @@ class _Connection:
         """A call that nobody else uses; it ends with the connection, or when it is closed."""
         return Exchange(self.channel, path, metadata)
 
-    def exchange(self, path: str, metadata: Metadata) -> Exchange:
+    async def exchange(self, path: str, metadata: Metadata) -> Exchange:
+        """The open call for `path`. That of a former session ends soon: it is left as soon as
+        nothing is under way there, and requests keep their order.
+        """
+        if self.login is None:
+            return self._exchange(path, metadata)
+        async with self._changing:
+            found = self._exchanges.get(path)
+            if found is not None and not self.login.is_current(found.metadata):
+                await found.finished()
+                found.close()
+            return self._exchange(path, metadata)
+
+    def _exchange(self, path: str, metadata: Metadata) -> Exchange:
         found = self._exchanges.get(path)
         if found is None or not found.is_open:
             found = self._exchanges[path] = Exchange(self.channel, path, metadata)
@@ -249,7 +271,12 @@ class Connections:
             )
         connection = self._to(address)
         metadata = await self._metadata(connection, address, timeout_ms)
-        exchange = connection.exchange(path, metadata)
+        try:
+            async with asyncio.timeout(max(timeout_ms, 1) / 1000):
+                exchange = await connection.exchange(path, metadata)
+        except TimeoutError:
+            text = f"{address}: a call of a former login did not end in {timeout_ms:.0f} ms"
+            raise RequestTimedOutError(text) from None
         call = exchange.ask(request, max(timeout_ms, 1) / 1000)
         used = exchange.metadata
         try:

@@ -16,11 +16,11 @@ import grpc
 import grpc.aio
 
 from tidemark.config.security import BEARER, SCRAM, ClientSecurity
-from tidemark.errors import ConfigError, NetworkError, SaslAuthenticationError, raise_for
+from tidemark.errors import ConfigError, NetworkError, raise_for
 from tidemark.security.scram import ClientLogin
 from tidemark.surroundings import surroundings
 from tidemark.v1 import authentication_pb2 as pb
-from tidemark.wire.channel import AUTHORIZATION_KEY, BEARER_SCHEME
+from tidemark.wire.channel import AUTHORIZATION_KEY, BEARER_SCHEME, SASL_KEY
 
 _PATH = "/tidemark.v1.Authentication/SaslAuthenticate"
 _RENEWED_AT = 0.8  # of a session's time
@@ -54,7 +54,7 @@ class Login:
             if self._is_closed:
                 raise NetworkError("the connection was closed during the login")
             if not self._token or time.monotonic() >= self._renew_s:
-                # A task: gRPC does not end a write to a node that is not connected yet.
+                # A task, which `close` can end.
                 self._under_way = asyncio.ensure_future(self._log_in())
                 await self._under_way
         return _carried(self._token)
@@ -77,6 +77,11 @@ class Login:
             self._token = ""
         return True
 
+    def is_current(self, used: Sequence[tuple[str, str]] | None) -> bool:
+        """Whether a call with the metadata `used` has the newest token. Raises ConfigError."""
+        token = self._bearer() if self._security.sasl_mechanism == BEARER else self._token
+        return not token or _carried(token)[0] in (used or ())
+
     def _bearer(self) -> str:
         path = self._security.sasl_oauthbearer_token_location
         if not path:
@@ -87,40 +92,31 @@ class Login:
             if stamp != self._stamp:
                 self._token, self._stamp = Path(path).read_text(encoding="utf-8").strip(), stamp
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"sasl.oauthbearer.token.location: {error}") from None
+            if not self._token:
+                raise ConfigError(f"sasl.oauthbearer.token.location: {error}") from None
+            # It is being replaced: the token that is known counts until the node refuses it.
         return self._token
 
     async def _log_in(self) -> None:
         nonce = surroundings().random_bytes(18)
         security = self._security
         login = ClientLogin(security.sasl_username, security.sasl_password, nonce)
-        begin: Any = self._channel.stream_stream(
-            _PATH,
-            request_serializer=pb.SaslAuthenticateRequest.SerializeToString,
-            response_deserializer=pb.SaslAuthenticateResponse.FromString,
-        )
-        call = begin(timeout=_LOGIN_S)
-        try:
-            first = pb.SaslAuthenticateRequest(mechanism=SCRAM, auth_bytes=login.first())
-            challenge = await _asked(call, first)
-            # 4,096 rounds of SHA-512 take some ms.
-            proof = await asyncio.to_thread(login.final, challenge.auth_bytes)
-            last = await _asked(call, pb.SaslAuthenticateRequest(auth_bytes=proof))
-            login.check(last.auth_bytes)
-        finally:
-            call.cancel()
+        challenge = await self._asked(login.first())
+        # 4,096 rounds of SHA-512 take some ms.
+        proof = await asyncio.to_thread(login.final, challenge.auth_bytes)
+        last = await self._asked(proof, challenge.state)
+        login.check(last.auth_bytes)
         self._token = last.token
         self._renew_s = time.monotonic() + _RENEWED_AT * last.session_lifetime_ms / 1000
 
-
-async def _asked(call: Any, request: pb.SaslAuthenticateRequest) -> pb.SaslAuthenticateResponse:
-    """Sends one message of a login; raises the error of its answer."""
-    await call.write(request)
-    answer = await call.read()
-    if not isinstance(answer, pb.SaslAuthenticateResponse):
-        raise SaslAuthenticationError("the node ended the login without an answer")
-    raise_for(answer.error_code, answer.error_message)
-    return answer
+    async def _asked(self, message: bytes, state: bytes = b"") -> pb.SaslAuthenticateResponse:
+        """Sends one message of a login; raises the error of its answer."""
+        request = pb.SaslAuthenticateRequest(mechanism=SCRAM, auth_bytes=message, state=state)
+        step: Any = self._channel.unary_unary(_PATH, None, pb.SaslAuthenticateResponse.FromString)
+        carried = ((SASL_KEY, request.SerializeToString()),)
+        answer: pb.SaslAuthenticateResponse = await step(b"", timeout=_LOGIN_S, metadata=carried)
+        raise_for(answer.error_code, answer.error_message)
+        return answer
 
 
 def _carried(token: str) -> TokenMetadata:

@@ -152,6 +152,9 @@ class NodeSecurity:
         matching=r"[A-Za-z0-9_.-]+:(PLAINTEXT|SSL|SASL_PLAINTEXT|SASL_SSL)",
     )
     defaults: ListenerSecurity = section(ListenerSecurity)
+    connection_failed_authentication_delay_ms: int = setting(
+        100, doc="time until a failed login is answered, against guessing", at_least=0
+    )
     authorizer_class_name: str = setting(
         "",
         doc="StandardAuthorizer: ACLs of the metadata log say who may do what; empty: everybody may"

@@ -82,65 +82,65 @@ class ClientLogin:
             raise SaslAuthenticationError("the server does not know the password of this user")
 
 
-class ServerLogin:
-    """The server's side: `first` answers the client's first message, `final` its last one.
+class Challenge(NamedTuple):
+    """The server's side after its first message: what it has to know for the last one."""
 
-    `lookup` gives the credential of a name, None for an unknown one. An unknown name gets a salt
-    too, always the same, so that a login does not tell which names there are.
+    name: str
+    nonce: str
+    client_first: str
+    """Without the header."""
+    server_first: str
+
+
+def challenge(
+    client_first: bytes,
+    lookup: Callable[[str], Credential | None],
+    nonce: bytes,
+    secret: bytes,
+) -> Challenge:
+    """Answers the client's first message.
+
+    `lookup` gives the credential of a name, None for an unknown one. An unknown name gets a salt,
+    too: one server, by its `secret`, always has the same for it. `nonce` is random.
+    Raises IllegalSaslStateError for a malformed message.
     """
+    text = _text(client_first)
+    if not text.startswith(_NO_BINDING):
+        raise IllegalSaslStateError("a login begins with n,, and without an authorization id")
+    bare = text.removeprefix(_NO_BINDING)
+    fields = _fields(bare)
+    escaped, begun = fields.get("n", ""), fields.get("r", "")
+    if not escaped or not begun:
+        raise IllegalSaslStateError("the first message of a login has n= and r=")
+    name = escaped.replace("=2C", ",").replace("=3D", "=")
+    known = lookup(name)
+    salt, iterations = _hmac(secret, name.encode())[:16], ITERATIONS_MIN
+    if known is not None:
+        salt, iterations = known.salt, known.iterations
+    whole = begun + base64.b64encode(nonce).decode()
+    answer = f"r={whole},s={base64.b64encode(salt).decode()},i={iterations}"
+    return Challenge(name, whole, bare, answer)
 
-    def __init__(
-        self, lookup: Callable[[str], Credential | None], nonce: bytes, secret: bytes
-    ) -> None:
-        """`nonce` is random; `secret` is the node's, of which salts of unknown names are made."""
-        self._lookup = lookup
-        self._nonce = base64.b64encode(nonce).decode()
-        self._secret = secret
-        self._credential: Credential | None = None
-        self._messages: list[str] = []
-        self.name = ""
 
-    def first(self, client_first: bytes) -> bytes:
-        """Raises IllegalSaslStateError for a malformed message."""
-        text = _text(client_first)
-        if not text.startswith(_NO_BINDING):
-            raise IllegalSaslStateError("a login begins with n,, and without an authorization id")
-        bare = text.removeprefix(_NO_BINDING)
-        fields = _fields(bare)
-        name, nonce = fields.get("n", ""), fields.get("r", "")
-        if not name or not nonce:
-            raise IllegalSaslStateError("the first message of a login has n= and r=")
-        self.name = name.replace("=2C", ",").replace("=3D", "=")
-        self._credential = self._lookup(self.name)
-        salt, iterations = _hmac(self._secret, self.name.encode())[:16], ITERATIONS_MIN
-        if self._credential is not None:
-            salt, iterations = self._credential.salt, self._credential.iterations
-        self._nonce = nonce + self._nonce
-        answer = f"r={self._nonce},s={base64.b64encode(salt).decode()},i={iterations}"
-        self._messages = [bare, answer]
-        return answer.encode()
+def concluded(begun: Challenge, client_final: bytes, credential: Credential | None) -> bytes:
+    """The last message of a login that succeeds.
 
-    def final(self, client_final: bytes) -> bytes:
-        """Returns the last message of a login that succeeds.
-
-        Raises SaslAuthenticationError for a wrong name or password, in the same words.
-        """
-        if not self._messages:
-            raise IllegalSaslStateError("a login begins with its first message")
-        text = _text(client_final)
-        bare, _, proof_text = text.rpartition(",p=")
-        fields = _fields(bare)
-        binding = base64.b64encode(_NO_BINDING.encode()).decode()
-        if fields.get("c") != binding or fields.get("r") != self._nonce:
-            raise SaslAuthenticationError("the last message is not that of this login")
-        message = ",".join((*self._messages, bare)).encode()
-        known = self._credential or Credential(b"", bytes(64), bytes(64), ITERATIONS_MIN)
-        client_key = _xor(_unbase64(proof_text), _hmac(known.stored_key, message))
-        matches = hmac.compare_digest(hashlib.new(_HASH, client_key).digest(), known.stored_key)
-        if self._credential is None or not matches:
-            raise SaslAuthenticationError("the name or the password is wrong")
-        signature = _hmac(known.server_key, message)
-        return f"v={base64.b64encode(signature).decode()}".encode()
+    Raises SaslAuthenticationError for a wrong name or password, in the same words.
+    """
+    text = _text(client_final)
+    bare, _, proof_text = text.rpartition(",p=")
+    fields = _fields(bare)
+    binding = base64.b64encode(_NO_BINDING.encode()).decode()
+    if fields.get("c") != binding or fields.get("r") != begun.nonce:
+        raise SaslAuthenticationError("the last message is not that of this login")
+    message = ",".join((begun.client_first, begun.server_first, bare)).encode()
+    known = credential or Credential(b"", bytes(64), bytes(64), ITERATIONS_MIN)
+    client_key = _xor(_unbase64(proof_text), _hmac(known.stored_key, message))
+    matches = hmac.compare_digest(hashlib.new(_HASH, client_key).digest(), known.stored_key)
+    if credential is None or not matches:
+        raise SaslAuthenticationError("the name or the password is wrong")
+    signature = _hmac(known.server_key, message)
+    return f"v={base64.b64encode(signature).decode()}".encode()
 
 
 def _hmac(key: bytes, message: bytes) -> bytes:

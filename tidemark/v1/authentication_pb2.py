@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from tidemark.v1 import errors_pb2 as tidemark_dot_v1_dot_errors__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n tidemark/v1/authentication.proto\x12\x0btidemark.v1\x1a\x18tidemark/v1/errors.proto\"@\n\x17SaslAuthenticateRequest\x12\x11\n\tmechanism\x18\x01 \x01(\t\x12\x12\n\nauth_bytes\x18\x02 \x01(\x0c\"\x9d\x01\n\x18SaslAuthenticateResponse\x12*\n\nerror_code\x18\x01 \x01(\x0e\x32\x16.tidemark.v1.ErrorCode\x12\x15\n\rerror_message\x18\x02 \x01(\t\x12\x12\n\nauth_bytes\x18\x03 \x01(\x0c\x12\r\n\x05token\x18\x04 \x01(\t\x12\x1b\n\x13session_lifetime_ms\x18\x05 \x01(\x03\x32u\n\x0e\x41uthentication\x12\x63\n\x10SaslAuthenticate\x12$.tidemark.v1.SaslAuthenticateRequest\x1a%.tidemark.v1.SaslAuthenticateResponse(\x01\x30\x01\x42\x18Z\x16tidemark/v1;tidemarkv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n tidemark/v1/authentication.proto\x12\x0btidemark.v1\x1a\x18tidemark/v1/errors.proto\"O\n\x17SaslAuthenticateRequest\x12\x11\n\tmechanism\x18\x01 \x01(\t\x12\x12\n\nauth_bytes\x18\x02 \x01(\x0c\x12\r\n\x05state\x18\x03 \x01(\x0c\"\xac\x01\n\x18SaslAuthenticateResponse\x12*\n\nerror_code\x18\x01 \x01(\x0e\x32\x16.tidemark.v1.ErrorCode\x12\x15\n\rerror_message\x18\x02 \x01(\t\x12\x12\n\nauth_bytes\x18\x03 \x01(\x0c\x12\r\n\x05token\x18\x04 \x01(\t\x12\x1b\n\x13session_lifetime_ms\x18\x05 \x01(\x03\x12\r\n\x05state\x18\x06 \x01(\x0c\x32q\n\x0e\x41uthentication\x12_\n\x10SaslAuthenticate\x12$.tidemark.v1.SaslAuthenticateRequest\x1a%.tidemark.v1.SaslAuthenticateResponseB\x18Z\x16tidemark/v1;tidemarkv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,9 +34,9 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'Z\026tidemark/v1;tidemarkv1'
   _globals['_SASLAUTHENTICATEREQUEST']._serialized_start=75
-  _globals['_SASLAUTHENTICATEREQUEST']._serialized_end=139
-  _globals['_SASLAUTHENTICATERESPONSE']._serialized_start=142
-  _globals['_SASLAUTHENTICATERESPONSE']._serialized_end=299
-  _globals['_AUTHENTICATION']._serialized_start=301
-  _globals['_AUTHENTICATION']._serialized_end=418
+  _globals['_SASLAUTHENTICATEREQUEST']._serialized_end=154
+  _globals['_SASLAUTHENTICATERESPONSE']._serialized_start=157
+  _globals['_SASLAUTHENTICATERESPONSE']._serialized_end=329
+  _globals['_AUTHENTICATION']._serialized_start=331
+  _globals['_AUTHENTICATION']._serialized_end=444
 # @@protoc_insertion_point(module_scope)

@@ -25,18 +25,22 @@ class SaslAuthenticateRequest(_message.Message):
 
     MECHANISM_FIELD_NUMBER: _builtins.int
     AUTH_BYTES_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
     mechanism: _builtins.str
-    """in the first request: SCRAM-SHA-512"""
+    """SCRAM-SHA-512"""
     auth_bytes: _builtins.bytes
+    state: _builtins.bytes
+    """in the second step: that of the answer to the first"""
     def __init__(
         self,
         *,
         mechanism: _builtins.str = ...,
         auth_bytes: _builtins.bytes = ...,
+        state: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["auth_bytes", b"auth_bytes", "mechanism", b"mechanism"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["auth_bytes", b"auth_bytes", "mechanism", b"mechanism", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -51,6 +55,7 @@ class SaslAuthenticateResponse(_message.Message):
     AUTH_BYTES_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
     SESSION_LIFETIME_MS_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
     error_code: _errors_pb2.ErrorCode.ValueType
     """the login ends with it"""
     error_message: _builtins.str
@@ -59,6 +64,8 @@ class SaslAuthenticateResponse(_message.Message):
     """in the last answer; valid at this node alone"""
     session_lifetime_ms: _builtins.int
     """of the token"""
+    state: _builtins.bytes
+    """in the first answer: what the node has to know in the second step"""
     def __init__(
         self,
         *,
@@ -67,10 +74,11 @@ class SaslAuthenticateResponse(_message.Message):
         auth_bytes: _builtins.bytes = ...,
         token: _builtins.str = ...,
         session_lifetime_ms: _builtins.int = ...,
+        state: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["auth_bytes", b"auth_bytes", "error_code", b"error_code", "error_message", b"error_message", "session_lifetime_ms", b"session_lifetime_ms", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["auth_bytes", b"auth_bytes", "error_code", b"error_code", "error_message", b"error_message", "session_lifetime_ms", b"session_lifetime_ms", "state", b"state", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

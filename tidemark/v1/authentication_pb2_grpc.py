@@ -35,7 +35,7 @@ class AuthenticationStub:
         Args:
             channel: A grpc.Channel.
         """
-        self.SaslAuthenticate = channel.stream_stream(
+        self.SaslAuthenticate = channel.unary_unary(
                 '/tidemark.v1.Authentication/SaslAuthenticate',
                 request_serializer=tidemark_dot_v1_dot_authentication__pb2.SaslAuthenticateRequest.SerializeToString,
                 response_deserializer=tidemark_dot_v1_dot_authentication__pb2.SaslAuthenticateResponse.FromString,
@@ -46,8 +46,10 @@ class AuthenticationServicer:
     """For clients. A call without a valid token ends with the gRPC status UNAUTHENTICATED: log in, and send it again.
     """
 
-    def SaslAuthenticate(self, request_iterator, context):
-        """One login: client-first, server-first, client-final, server-final (RFC 5802). The last answer has the token.
+    def SaslAuthenticate(self, request, context):
+        """One step of a login by SCRAM (RFC 5802): client-first, which server-first answers, then client-final, which server-final and
+        the token answer. A node reads no message of strangers: the request is in the call's metadata, serialized, under the key
+        `tidemark-sasl-bin`. Send an empty message beside it. Both steps go to the same node, within 10 s.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -56,7 +58,7 @@ class AuthenticationServicer:
 
 def add_AuthenticationServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'SaslAuthenticate': grpc.stream_stream_rpc_method_handler(
+            'SaslAuthenticate': grpc.unary_unary_rpc_method_handler(
                     servicer.SaslAuthenticate,
                     request_deserializer=tidemark_dot_v1_dot_authentication__pb2.SaslAuthenticateRequest.FromString,
                     response_serializer=tidemark_dot_v1_dot_authentication__pb2.SaslAuthenticateResponse.SerializeToString,
@@ -74,7 +76,7 @@ class Authentication:
     """
 
     @staticmethod
-    def SaslAuthenticate(request_iterator,
+    def SaslAuthenticate(request,
             target,
             options=(),
             channel_credentials=None,
@@ -84,8 +86,8 @@ class Authentication:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.stream_stream(
-            request_iterator,
+        return grpc.experimental.unary_unary(
+            request,
             target,
             '/tidemark.v1.Authentication/SaslAuthenticate',
             tidemark_dot_v1_dot_authentication__pb2.SaslAuthenticateRequest.SerializeToString,

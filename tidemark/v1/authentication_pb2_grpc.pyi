@@ -35,16 +35,22 @@ class AuthenticationStub:
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> AuthenticationAsyncStub: ...
-    SaslAuthenticate: _grpc.StreamStreamMultiCallable[_authentication_pb2.SaslAuthenticateRequest, _authentication_pb2.SaslAuthenticateResponse]
-    """One login: client-first, server-first, client-final, server-final (RFC 5802). The last answer has the token."""
+    SaslAuthenticate: _grpc.UnaryUnaryMultiCallable[_authentication_pb2.SaslAuthenticateRequest, _authentication_pb2.SaslAuthenticateResponse]
+    """One step of a login by SCRAM (RFC 5802): client-first, which server-first answers, then client-final, which server-final and
+    the token answer. A node reads no message of strangers: the request is in the call's metadata, serialized, under the key
+    `tidemark-sasl-bin`. Send an empty message beside it. Both steps go to the same node, within 10 s.
+    """
 
 @_typing.type_check_only
 class AuthenticationAsyncStub(AuthenticationStub):
     """For clients. A call without a valid token ends with the gRPC status UNAUTHENTICATED: log in, and send it again."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
-    SaslAuthenticate: _aio.StreamStreamMultiCallable[_authentication_pb2.SaslAuthenticateRequest, _authentication_pb2.SaslAuthenticateResponse]  # type: ignore[assignment]
-    """One login: client-first, server-first, client-final, server-final (RFC 5802). The last answer has the token."""
+    SaslAuthenticate: _aio.UnaryUnaryMultiCallable[_authentication_pb2.SaslAuthenticateRequest, _authentication_pb2.SaslAuthenticateResponse]  # type: ignore[assignment]
+    """One step of a login by SCRAM (RFC 5802): client-first, which server-first answers, then client-final, which server-final and
+    the token answer. A node reads no message of strangers: the request is in the call's metadata, serialized, under the key
+    `tidemark-sasl-bin`. Send an empty message beside it. Both steps go to the same node, within 10 s.
+    """
 
 class AuthenticationServicer(metaclass=_abc_1.ABCMeta):
     """For clients. A call without a valid token ends with the gRPC status UNAUTHENTICATED: log in, and send it again."""
@@ -52,9 +58,12 @@ class AuthenticationServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
     def SaslAuthenticate(
         self,
-        request_iterator: _MaybeAsyncIterator[_authentication_pb2.SaslAuthenticateRequest],
+        request: _authentication_pb2.SaslAuthenticateRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_authentication_pb2.SaslAuthenticateResponse], _abc.AsyncIterator[_authentication_pb2.SaslAuthenticateResponse]]:
-        """One login: client-first, server-first, client-final, server-final (RFC 5802). The last answer has the token."""
+    ) -> _typing.Union[_authentication_pb2.SaslAuthenticateResponse, _abc.Awaitable[_authentication_pb2.SaslAuthenticateResponse]]:
+        """One step of a login by SCRAM (RFC 5802): client-first, which server-first answers, then client-final, which server-final and
+        the token answer. A node reads no message of strangers: the request is in the call's metadata, serialized, under the key
+        `tidemark-sasl-bin`. Send an empty message beside it. Both steps go to the same node, within 10 s.
+        """
 
 def add_AuthenticationServicer_to_server(servicer: AuthenticationServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

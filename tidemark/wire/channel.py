@@ -14,6 +14,9 @@ CLIENT_ID_KEY = "tidemark-client-id"
 AUTHORIZATION_KEY, BEARER_SCHEME = "authorization", "Bearer "
 """Metadata of a call at a listener that speaks SASL: the scheme, and the token of the user."""
 
+SASL_KEY = "tidemark-sasl-bin"
+"""Metadata of a call of SaslAuthenticate: its request, serialized."""
+
 MAX_MESSAGE_BYTES = 128 * 1024 * 1024
 
 CHANNEL_OPTIONS: list[tuple[str, int]] = [

@@ -49,6 +49,8 @@ class Exchange:
         self._has_outgoing = asyncio.Event()
         self._waiting: deque[asyncio.Future[bytes]] = deque()  # written, not answered yet
         self._error: grpc.aio.AioRpcError | None = None
+        self._waits_for_end = False
+        self._is_finished = asyncio.Event()
         self._tasks = [asyncio.ensure_future(self._send()), asyncio.ensure_future(self._receive())]
         for task in self._tasks:
             task.add_done_callback(self._ended)
@@ -56,6 +58,23 @@ class Exchange:
     @property
     def is_open(self) -> bool:
         return self._error is None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is under way."""
+        return not self._waiting and not self._outgoing
+
+    async def finished(self) -> None:
+        """Returns when no request is under way any more, or the call has ended. Nobody asks it
+        for more then.
+        """
+        self._waits_for_end = True
+        self._tell_if_idle()
+        await self._is_finished.wait()
+
+    def _tell_if_idle(self) -> None:
+        if self._waits_for_end and (self.is_idle or not self.is_open):
+            self._is_finished.set()
 
     async def ask(self, request: bytes, timeout_s: float) -> bytes:
         """Sends `request` and returns its answer.
@@ -81,6 +100,7 @@ class Exchange:
             limit.cancel()
             if not outgoing.is_written and self._error is None:
                 self._outgoing.remove(outgoing)
+                self._tell_if_idle()
 
     def close(self) -> None:
         """Ends the call; requests under way raise CANCELLED. Idempotent."""
@@ -113,6 +133,7 @@ class Exchange:
                 answer.set_exception(error)
         self._waiting.clear()
         self._outgoing.clear()
+        self._tell_if_idle()
 
     async def _send(self) -> None:
         while True:
@@ -122,6 +143,7 @@ class Exchange:
             outgoing = self._outgoing.popleft()
             outgoing.is_written = True
             if outgoing.answer.done():
+                self._tell_if_idle()
                 continue
             self._waiting.append(outgoing.answer)
             try:
@@ -136,6 +158,7 @@ class Exchange:
             answer = self._waiting.popleft()
             if not answer.done():
                 answer.set_result(message)
+            self._tell_if_idle()
 
 
 class _Outgoing:

@@ -17,11 +17,16 @@ from quorum.access.guard import (
     Guard,
     access_of_call,
 )
+from quorum.access.logins import Sessions, by_tokens
 from quorum.image import EMPTY_IMAGE
+from tidemark.config.security import ListenerSecurity
 from tidemark.errors import SaslAuthenticationError
+from tidemark.v1 import authentication_pb2 as pb
+from tidemark.wire.network import Channels, make_server
 
 VOTE, TOPICS = "/tidemark.v1.Raft/Vote", "/tidemark.v1.Admin/ListTopics"
 HEALTH = "/grpc.health.v1.Health/Check"
+METADATA = (("authorization", "Bearer token"),)
 
 
 class Call:
@@ -43,7 +48,8 @@ class Call:
 def called(path: str, principal: str | None, *metadata: tuple[str, str]) -> Access:
     """The access with which a call reaches its handler. Raises PermissionError if it does not."""
 
-    async def authenticate(_: Any) -> Authenticated:
+    async def tokens(metadata: Any) -> Authenticated:
+        assert metadata is METADATA
         if principal is None:
             raise SaslAuthenticationError("no token")
         return Authenticated(principal)
@@ -53,14 +59,18 @@ def called(path: str, principal: str | None, *metadata: tuple[str, str]) -> Acce
 
     async def story() -> Access:
         images = SimpleNamespace(image=EMPTY_IMAGE)
-        guard = Guard(images, authenticate, None, Audit(), ["User:node"], knows_callers=True)
+        guard = Guard(images, None, Audit(), ["User:node"], tokens=tokens)
         handler = grpc.unary_unary_rpc_method_handler(serve)
 
         async def found(_: Any) -> Any:
             return handler
 
-        guarded = await guard.intercept_service(found, SimpleNamespace(method=path))
-        access: Access = await guarded.unary_unary(b"", Call(*metadata))
+        details = SimpleNamespace(method=path, invocation_metadata=METADATA)
+        guarded = await guard.intercept_service(found, details)
+        call = Call(*metadata)
+        if guarded.unary_unary is None:  # which would wait for the message
+            await guarded.stream_stream(None, call)
+        access: Access = await guarded.unary_unary(b"", call)
         return access
 
     return asyncio.run(story())
@@ -90,3 +100,36 @@ def test_only_a_node_says_for_whom_it_calls() -> None:
     assert called(TOPICS, "User:node", forwarded).principal == "User:root"
     assert called(TOPICS, "User:ann", forwarded).principal == "User:ann"
     assert called(TOPICS, "User:ann").host == "10.0.0.7"
+
+
+def test_no_message_of_a_stranger_is_read() -> None:
+    """Calls that never send one are answered; what is not asked for waits in flow control."""
+    topics, log_in = "/tidemark.v1.Admin/ListTopics", "/tidemark.v1.Authentication/SaslAuthenticate"
+
+    async def serve(_: Any, __: Any) -> bytes:
+        raise AssertionError
+
+    async def story() -> None:
+        images: Any = SimpleNamespace(image=SimpleNamespace(scram_users={}))
+        sessions = Sessions(images, 1_000)
+        tokens = by_tokens(ListenerSecurity(), sessions)
+        server = make_server({}, [Guard(images, None, Audit(), [], tokens=tokens)])
+        handler = grpc.unary_unary_rpc_method_handler(serve)
+        server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler("tidemark.v1.Admin", {"ListTopics": handler}),)
+        )
+        sessions.add_to(server)
+        address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        await server.start()
+        try:
+            async with Channels().open(address) as channel, asyncio.timeout(30):
+                silent = channel.stream_stream(topics, None, None)()
+                assert await silent.code() is grpc.StatusCode.UNAUTHENTICATED
+                answer = await channel.stream_stream(log_in, None, None)().read()
+                assert pb.SaslAuthenticateResponse.FromString(answer).error_code
+                huge = channel.unary_unary(topics, None, None)(bytes(64 << 20))
+                assert await huge.code() is grpc.StatusCode.UNAUTHENTICATED
+        finally:
+            await server.stop(None)
+
+    asyncio.run(story())

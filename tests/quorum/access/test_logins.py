@@ -10,6 +10,7 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jwt
@@ -26,7 +27,7 @@ from quorum.image import EMPTY_IMAGE
 from tidemark.config import parse_server_config
 from tidemark.config.security import ListenerSecurity, NodeSecurity
 from tidemark.errors import SaslAuthenticationError
-from tidemark.security import acls
+from tidemark.security import acls, scram
 from tidemark.surroundings import surroundings, use
 from tidemark.v1 import authentication_pb2 as pb
 
@@ -129,36 +130,56 @@ def test_a_user_with_the_name_of_a_node_is_no_node(tmp_path: Path) -> None:
     }
 
 
-class OneLogin:
-    """A call that sends `requests`."""
-
-    def __init__(self, *requests: pb.SaslAuthenticateRequest) -> None:
-        self._requests = list(requests)
-        self.answers: list[pb.SaslAuthenticateResponse] = []
-
-    def peer(self) -> str:
-        return "ipv4:10.0.0.7:4711"
-
-    async def read(self) -> Any:
-        return self._requests.pop(0) if self._requests else None
-
-    async def write(self, answer: pb.SaslAuthenticateResponse) -> None:
-        self.answers.append(answer)
+def step(message: bytes, **more: Any) -> pb.SaslAuthenticateRequest:
+    return pb.SaslAuthenticateRequest(
+        **({"mechanism": "SCRAM-SHA-512", "auth_bytes": message} | more)
+    )
 
 
 def test_the_audit_log_tells_of_logins_that_failed(caplog: pytest.LogCaptureFixture) -> None:
-    ask = pb.SaslAuthenticateRequest
-    first = ask(mechanism="SCRAM-SHA-512", auth_bytes=b"n,,n=ann,r=abc")
-    wrong = ask(mechanism="x" * 1_000_000)
-    for call in (OneLogin(first), OneLogin(first, ask(auth_bytes=b"p=")), OneLogin(wrong)):
-        asyncio.run(Sessions(Images(), 1_000)._converse(None, call))
-        last = call.answers[-1]
-        assert last.error_code
-        assert not last.token
-        assert len(last.error_message) < 200
+    sessions = Sessions(Images(), 1_000)
+    begun = sessions.answered(step(b"n,,n=ann,r=abc"), "10.0.0.7")
+    assert not begun.error_code
+    assert begun.state
+    for request in (
+        step(b"p=", state=begun.state),
+        step(b"n=ann"),
+        step(b"", mechanism="x" * 1_000_000),
+    ):
+        answer = sessions.answered(request, "10.0.0.7")
+        assert answer.error_code
+        assert not answer.token
+        assert len(answer.error_message) < 200
     told = [record.getMessage() for record in caplog.records if record.name == AUDIT]
     assert [line.startswith("login failed: from 10.0.0.7: ") for line in told] == [True] * 3
     assert "'ann'" in told[0]
+
+
+def test_the_state_of_a_login_is_of_its_node_and_of_its_time() -> None:
+    now = [1_000]
+    keys = scram.credential_of(scram.salted("p", b"salt", 4_096), b"salt", 4_096)
+    images: Any = SimpleNamespace(image=SimpleNamespace(scram_users={"ann": keys}))
+    with use(replace(surroundings(), wall_ms=lambda: now[0])):
+        sessions, others = Sessions(images, 500_000), Sessions(images, 500_000)
+    client = scram.ClientLogin("ann", "p", b"c" * 18)
+    begun = sessions.answered(step(client.first()), "h")
+    last = step(client.final(begun.auth_bytes), state=begun.state)
+
+    def told(request: pb.SaslAuthenticateRequest, node: Sessions = sessions) -> str:
+        answer = node.answered(request, "h")
+        assert bool(answer.token) != bool(answer.error_code)
+        return answer.error_message
+
+    assert "did not begin at this node" in told(last, others)
+    token = sessions._token("ann").removeprefix("scram.").encode()
+    for state in (b"\xff.\xff", begun.state[:-1], b"e30=." + begun.state[-64:], token):
+        assert "did not begin at this node" in told(step(last.auth_bytes, state=state))
+    with pytest.raises(SaslAuthenticationError):  # nor is a state a token
+        sessions.authenticate("scram." + begun.state.decode())
+    now[0] += 9_999
+    assert told(last) == ""
+    now[0] += 1
+    assert "took too long" in told(last)
 
 
 def test_names_forge_no_line_of_the_audit_log_and_fill_no_memory(
