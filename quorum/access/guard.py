@@ -159,8 +159,11 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # it is not 
     ) -> Any:
         """Wraps the method's handler; gRPC calls it for each call."""
         handler = await continuation(details)
-        if handler is None or not self._guards:
-            return handler
+        if handler is None:
+            return None
+        return _decoding(await self._guarded(handler, details) if self._guards else handler)
+
+    async def _guarded(self, handler: Any, details: Any) -> Any:
         path: str = details.method
         row = rules.row_of(path)
         if row is not None and row.is_public:
@@ -303,6 +306,31 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # it is not 
             if key == FORWARDED_PRINCIPAL:
                 return access._replace(principal=unquote(value), host=_FORWARDED)
         return access
+
+
+def _decoding(handler: Any) -> Any:
+    """The handler, for which a request that can not be decoded is a status and no exception."""
+    decode = handler.request_deserializer
+    if decode is None or isasyncgenfunction(handler.stream_stream):
+        return handler
+    if handler.stream_stream is not None:
+
+        async def converse(requests: Any, context: Context) -> None:
+            try:
+                await handler.stream_stream(requests, context)
+            except DecodeError as error:  # of its reads
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+
+        return grpc.stream_stream_rpc_method_handler(converse, decode, handler.response_serializer)
+
+    async def serve(payload: bytes, context: Context) -> Any:
+        try:
+            request = decode(payload)
+        except DecodeError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        return await handler.unary_unary(request, context)
+
+    return grpc.unary_unary_rpc_method_handler(serve, None, handler.response_serializer)
 
 
 _FORWARDED = "(forwarded)"

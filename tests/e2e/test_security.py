@@ -146,6 +146,14 @@ class Secured:
         place = ("INTERNAL", "USERS", "CERTS").index(listener)
         return ",".join(f"127.0.0.1:{self.ports[3 * n - 2 + place]}" for n in (1, 2))
 
+    @property
+    def controller(self) -> str:
+        return f"127.0.0.1:{self.ports[0]}"
+
+    @property
+    def processes(self) -> list[subprocess.Popen[bytes]]:
+        return list(self._processes.values())
+
     def by_certificate(self, user: str) -> dict[str, str]:
         return {
             "security.protocol": "SSL",

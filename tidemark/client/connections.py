@@ -344,6 +344,9 @@ class Connections:
                 raise
             raise NetworkError(f"{error}; logging in anew") from None
         except NetworkError:
+            # A refused token may look so: gRPC loses the status where a write breaks first.
+            if connection.login is not None:
+                connection.login.forget(used)
             self._close_outdated(connection, address)
             raise
         finally:

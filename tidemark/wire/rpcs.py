@@ -23,6 +23,7 @@ class Rpc(NamedTuple):
     path: str
     request: type[Message]
     response: type[Message]
+    is_stream: bool
 
 
 def rpcs_of(service: ServiceDescriptor) -> tuple[Rpc, ...]:
@@ -33,6 +34,7 @@ def rpcs_of(service: ServiceDescriptor) -> tuple[Rpc, ...]:
             f"/{service.full_name}/{method.name}",
             GetMessageClass(method.input_type),
             GetMessageClass(method.output_type),
+            method.client_streaming,
         )
         for method in service.methods
     )
