@@ -40,6 +40,7 @@ from tidemark.wire.channel import AUTHORIZATION_KEY, BEARER_SCHEME, SASL_KEY
 _PREFIX = "scram."
 _STEP_MS = 10_000  # for the client's next message of a login
 _TOKENS_MAX = 10_000
+_RECHECKED_MS = 300_000  # the key of a token may have been withdrawn
 _TOKEN_BYTES_MAX = 16 << 10
 _CHECKED_MAX = 256  # tokens that wait for their check; more are turned away
 
@@ -185,6 +186,10 @@ def _sasl_request(context: Context) -> pb.SaslAuthenticateRequest:
     return pb.SaslAuthenticateRequest()
 
 
+class KeysUnavailableError(SaslAuthenticationError):
+    """The keys of the tokens' issuer can not be read now."""
+
+
 class JwtVerifier:
     """Checks users' JWTs with the keys of sasl.oauthbearer.jwks.endpoint.url."""
 
@@ -201,7 +206,7 @@ class JwtVerifier:
         self._security = security
         self._path = Path(unquote(urlsplit(url).path)) if url.startswith("file://") else None
         self._jwks = None if self._path else jwt.PyJWKClient(url, cache_keys=True, timeout=10)
-        self._known: dict[bytes, Authenticated] = {}
+        self._known: dict[bytes, tuple[Authenticated, int]] = {}  # and when it was checked
         # Its own thread: forged tokens must not hold those that logs and plug-ins wait for.
         self._thread = ThreadPoolExecutor(1, "tidemark-tokens")
         self._checked = 0
@@ -212,15 +217,26 @@ class JwtVerifier:
         if len(token) > _TOKEN_BYTES_MAX:
             raise SaslAuthenticationError(f"a token of {len(token)} bytes")
         digest = hashlib.sha256(token.encode()).digest()
-        known = self._known.get(digest)
-        if known is None:
-            known = await self._checks(token)
+        known, checked_ms = self._known.get(digest, (None, 0))
+        if known is None or self._wall_ms() - checked_ms >= _RECHECKED_MS:
+            known = await self._rechecked(token, self._known.pop(digest, None))
             if len(self._known) >= _TOKENS_MAX:
                 self._known.clear()
-            self._known[digest] = known
+            self._known[digest] = known, self._wall_ms()
         if known.until_ms is not None and self._wall_ms() >= known.until_ms:
             raise SaslAuthenticationError("the token has expired: get a new one")
         return known
+
+    async def _rechecked(
+        self, token: str, before: tuple[Authenticated, int] | None
+    ) -> Authenticated:
+        """Checks a token again; it counts as before while the keys can not be had."""
+        try:
+            return await self._checks(token)
+        except KeysUnavailableError:
+            if before is None:
+                raise
+            return before[0]
 
     async def _checks(self, token: str) -> Authenticated:
         """In a thread: keys may have to be fetched, and signatures take a moment."""
@@ -253,6 +269,11 @@ class JwtVerifier:
         audience = list(secured.sasl_oauthbearer_expected_audience) or None
         try:
             key = self._key_of(token)
+        except (OSError, jwt.PyJWKClientConnectionError) as error:
+            raise KeysUnavailableError(f"the keys of tokens can not be had: {error}") from None
+        except Exception as error:
+            raise SaslAuthenticationError(f"the token is not accepted: {error}") from None
+        try:
             claims = jwt.decode(
                 token,
                 key.key,

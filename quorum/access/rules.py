@@ -81,7 +81,15 @@ class OffsetsShown(NamedTuple):
     """
 
 
-Rule = Whole | Each | Shown | OffsetsShown
+class GroupsShown(NamedTuple):
+    """Groups are shown whose members' topics may all be described; the others have an error."""
+
+
+class TransactionsShown(NamedTuple):
+    """Of a transaction the topics are shown that may be described."""
+
+
+Rule = Whole | Each | Shown | OffsetsShown | GroupsShown | TransactionsShown
 
 
 class Row(NamedTuple):
@@ -205,7 +213,7 @@ _GROUPS: Mapping[str, Row] = {
     "FindCoordinator": Row((Each("coordinator_keys", _coordinator, "coordinators", "key"),)),
     "ConsumerGroupHeartbeat": Row((Whole(_heartbeat),)),
     "ConsumerGroupDescribe": Row(
-        (Each("group_ids", _named(acls.DESCRIBE, GROUP), "groups", "group_id"),)
+        (Each("group_ids", _named(acls.DESCRIBE, GROUP), "groups", "group_id"), GroupsShown())
     ),
     "OffsetCommit": Row(
         (
@@ -271,6 +279,7 @@ _TRANSACTIONS: Mapping[str, Row] = {
                 "transactions",
                 "transactional_id",
             ),
+            TransactionsShown(),
         )
     ),
     "DescribeProducers": Row((Each("topics", _named(acls.READ, TOPIC, "name"), "topics"),)),

@@ -62,6 +62,10 @@ def judged(parts: Sequence[rules.Rule], asked: rules.CheckedRequest, access: Ask
             verdict.changes.append(_showing(rule, access))
         elif isinstance(rule, rules.OffsetsShown):
             verdict.changes.append(_showing_offsets(asked.request, access))
+        elif isinstance(rule, rules.GroupsShown):
+            verdict.changes.append(_showing_groups(asked, access))
+        elif isinstance(rule, rules.TransactionsShown):
+            verdict.changes.append(_showing_transactions(access))
         elif not (rule.nodes and access.is_node):
             _take_out(rule, asked, access, verdict)
     return verdict
@@ -142,6 +146,40 @@ def _showing_offsets(request: Any, access: Asking) -> Change:
                 for number in numbers:
                     _set_error(_added_partition(entry, number), error)
                     entry.partitions[-1].committed_offset = -1
+
+    return change
+
+
+def _showing_groups(asked: rules.CheckedRequest, access: Asking) -> Change:
+    def names_of(member: Any) -> set[str]:
+        found = set(member.subscribed_topic_names)
+        for assigned in (member.assignment, member.target_assignment):
+            ids = (topic.topic_id for topic in assigned.topic_partitions)
+            found.update(name for one in ids if (name := asked.topic_name(one)) is not None)
+        return found
+
+    def change(answer: Any) -> None:
+        for group in answer.groups:
+            names = set[str]().union(*map(names_of, group.members))
+            hidden = [n for n in names if not access.allows(acls.DESCRIBE, acls.TOPIC, n)]
+            if not hidden:
+                continue
+            group_id = group.group_id
+            group.Clear()
+            group.group_id = group_id
+            text = "a member reads topics that may not be described"  # and that are not told
+            _set_error(group, error_for(rules.DENIED[acls.TOPIC], text))
+
+    return change
+
+
+def _showing_transactions(access: Asking) -> Change:
+    def change(answer: Any) -> None:
+        for transaction in answer.transactions:
+            for index in range(len(transaction.topics) - 1, -1, -1):
+                name = transaction.topics[index].name
+                if not access.allows(acls.DESCRIBE, acls.TOPIC, name):
+                    del transaction.topics[index]
 
     return change
 

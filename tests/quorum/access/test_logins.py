@@ -216,6 +216,38 @@ def test_a_session_ends_in_time_with_its_user_and_at_its_node() -> None:
             sessions.authenticate(token)
 
 
+def test_a_failed_login_is_answered_late_and_a_right_one_at_once() -> None:
+    keys = scram.credential_of(scram.salted("p", b"salt", 4_096), b"salt", 4_096)
+    images: Any = SimpleNamespace(image=SimpleNamespace(scram_users={"ann": keys}))
+    sessions = Sessions(images, 1_000, failure_delay_ms=100_000)
+    answers: list[pb.SaslAuthenticateResponse] = []
+
+    def call(request: pb.SaslAuthenticateRequest) -> Any:
+        metadata = (("tidemark-sasl-bin", request.SerializeToString()),)
+
+        async def write(answer: pb.SaslAuthenticateResponse) -> None:
+            answers.append(answer)
+
+        return SimpleNamespace(
+            invocation_metadata=lambda: metadata, peer=lambda: "ipv4:10.0.0.7:1", write=write
+        )
+
+    async def story() -> None:
+        client = scram.ClientLogin("ann", "p", b"c" * 18)
+        await sessions._serve(None, call(step(client.first())))
+        last = step(client.final(answers[0].auth_bytes), state=answers[0].state)
+        await sessions._serve(None, call(last))
+        assert answers.pop().token
+        last.auth_bytes += b"="
+        guess = asyncio.ensure_future(sessions._serve(None, call(last)))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert len(answers) == 1
+        guess.cancel()
+
+    asyncio.run(story())
+
+
 def test_a_jwt_that_is_known_already_ends_in_time_and_a_huge_one_is_not_looked_at(
     tmp_path: Path,
 ) -> None:
@@ -227,6 +259,24 @@ def test_a_jwt_that_is_known_already_ends_in_time_and_a_huge_one_is_not_looked_a
     now = [0]
     with use(replace(surroundings(), wall_ms=lambda: now[0])):
         verifier = verifier_of(tmp_path / "jwks.json")
+        others = verifier_of(tmp_path / "jwks.json")
+    assert asyncio.run(verifier.authenticate(token)).principal == "User:a"
+    (tmp_path / "jwks.json").write_text(json.dumps({"keys": []}))  # the key is withdrawn
+    (tmp_path / "jwks.json").rename(tmp_path / "away")  # which is not known as long as it is away
+    now[0] += 300_000
+    assert asyncio.run(verifier.authenticate(token)).principal == "User:a"
+    with pytest.raises(SaslAuthenticationError, match="can not be had"):
+        asyncio.run(verifier.authenticate(token + "A"))
+    (tmp_path / "away").rename(tmp_path / "jwks.json")
+    now[0] += 299_999
+    assert asyncio.run(verifier.authenticate(token)).principal == "User:a"
+    now[0] += 1
+    for _ in range(2):
+        with pytest.raises(SaslAuthenticationError, match="is not accepted"):
+            asyncio.run(verifier.authenticate(token))
+    (tmp_path / "jwks.json").write_text(json.dumps({"keys": [public]}))
+    verifier = others
+    now[0] = (ends_s - 60) * 1_000
     assert asyncio.run(verifier.authenticate(token)).principal == "User:a"
     now[0] = (ends_s + 31) * 1_000
     with pytest.raises(SaslAuthenticationError, match="has expired"):

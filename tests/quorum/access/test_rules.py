@@ -178,3 +178,40 @@ def test_topics_are_created_by_a_right_on_the_cluster_or_on_the_name() -> None:
         assert asked(path, request, right).request is not None
     (told,) = asked(path, request).answered(admin_pb2.CreateTopicsResponse()).topics
     assert (told.name, int(told.error_code)) == ("a", 29)
+
+
+def test_a_group_is_told_to_whoever_may_describe_all_its_topics() -> None:
+    request = group_pb2.ConsumerGroupDescribeRequest(group_ids=["g"])
+    group, named = (acls.DESCRIBE, acls.GROUP, "g"), (acls.DESCRIBE, acls.TOPIC, "named")
+    known = (acls.DESCRIBE, acls.TOPIC, "known")
+
+    def told(*may: tuple[int, int, str]) -> Any:
+        answer = group_pb2.ConsumerGroupDescribeResponse()
+        described = answer.groups.add(group_id="g", group_state="Stable", group_epoch=7)
+        described.members.add(member_id="m", subscribed_topic_names=["named"])
+        by_pattern = described.members.add(member_id="n", subscribed_topic_regex=".*")
+        by_pattern.assignment.topic_partitions.add(topic_id=bytes(16), partitions=[0])
+        by_pattern.target_assignment.topic_partitions.add(topic_id=b"x" * 16, partitions=[0])
+        path = "/tidemark.v1.Groups/ConsumerGroupDescribe"
+        asked(path, request, group, *may).answered(answer)
+        return answer.groups[0]
+
+    whole = told(named, known)
+    assert (whole.error_code, len(whole.members), whole.group_state) == (0, 2, "Stable")
+    for may in ((named,), (known,)):
+        hidden = told(*may)
+        assert hidden.error_code == ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        assert (hidden.group_id, len(hidden.members), hidden.group_state) == ("g", 0, "")
+        assert "known" not in hidden.error_message
+        assert "named" not in hidden.error_message
+
+
+def test_of_a_transaction_the_topics_are_told_that_may_be_described() -> None:
+    request = transaction_pb2.DescribeTransactionsRequest(transactional_ids=["t"])
+    answer = transaction_pb2.DescribeTransactionsResponse()
+    transaction = answer.transactions.add(transactional_id="t")
+    for name in ("a", "b", "c"):
+        transaction.topics.add(name=name, partitions=[0])
+    may = ((acls.DESCRIBE, acls.TRANSACTIONAL_ID, "t"), (acls.DESCRIBE, acls.TOPIC, "b"))
+    asked("/tidemark.v1.Transactions/DescribeTransactions", request, *may).answered(answer)
+    assert [topic.name for topic in answer.transactions[0].topics] == ["b"]
