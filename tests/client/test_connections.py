@@ -316,3 +316,26 @@ def test_of_requests_on_one_call_only_the_one_that_is_too_large_for_the_node_is_
             await server.stop(None)
 
     asyncio.run(main())
+
+
+def test_a_listener_that_hangs_up_is_told_once_and_at_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As one does that speaks TLS: a client goes on for its whole time, and would say nothing."""
+
+    async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    async def story() -> None:
+        server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
+        address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        connections = Connections()
+        for _ in range(3):
+            with pytest.raises(NetworkError):
+                await connections.call(address, "/t.T/One", b"", bytes, timeout_ms=20_000)
+        await connections.close()
+        server.close()
+
+    asyncio.run(story())
+    [told] = [r for r in caplog.records if "security.protocol" in r.getMessage()]
+    assert told.levelname == "WARNING"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -97,16 +98,21 @@ def error_of_status(code: grpc.StatusCode, details: str, address: str) -> ApiErr
     return UnknownServerError(text)
 
 
+_HINT = "security.protocol"
+_HUNG_UP = re.compile(r"(Socket closed|End of TCP stream|Connection reset by peer \(\d+\))$")
+
+
 def _hint(details: str) -> str:
     """Tells what may be wrong with the security settings of a connection that fails so."""
     if "CERTIFICATE_VERIFY_FAILED" in details:
         return (
-            " (the listener's certificate is not trusted: ssl.truststore.location names the PEM"
-            " file of its authority, and the address has to be one of the certificate's names)"
+            " (the listener's certificate is not trusted: beside security.protocol,"
+            " ssl.truststore.location names the PEM file of its authority, and the address has to"
+            " be one of the certificate's names)"
         )
     if "WRONG_VERSION_NUMBER" in details:
         return " (the listener does not speak TLS: see security.protocol)"
-    if details.endswith("Socket closed"):
+    if _HUNG_UP.search(details):
         return " (if the listener speaks TLS, or asks for a certificate, see security.protocol)"
     return ""
 
@@ -119,6 +125,7 @@ class _Connection:
         "_exchanges",
         "_methods",
         "channel",
+        "has_answered",
         "known_metadata",
         "login",
         "under_way",
@@ -129,6 +136,7 @@ class _Connection:
         self.channel = channels.open(address, _CHANNEL_OPTIONS)
         self.login = Login(channels.security, self.channel) if channels.security.uses_sasl else None
         self.under_way = 0
+        self.has_answered = False
         self._changing = asyncio.Lock()
         self._methods: dict[str, Callable[..., Any]] = {}
         self._exchanges: dict[str, Exchange] = {}
@@ -198,6 +206,7 @@ class Connections:
             self._call_metadata = ((CLIENT_ID_KEY, quote(client_id, safe=" ")),)
         self._connections: dict[str, _Connection] = {}
         self._closing: set[asyncio.Task[None]] = set()
+        self._told: set[str] = set()
         self._closed = self._is_forked = False
         forks.watch(self)
 
@@ -316,8 +325,8 @@ class Connections:
         except TimeoutError:
             text = f"{address}: the login had no answer in {limit_ms:.0f} ms"
             raise RequestTimedOutError(text) from None
-        except NetworkError:
-            self._close_outdated(connection, address)
+        except NetworkError as error:
+            self._failed(connection, address, error)
             raise
         except ClientClosedError:
             token = ()  # the channel is closed
@@ -335,7 +344,9 @@ class Connections:
         connection.under_way += 1
         timed_out = False
         try:
-            return await _mapped(address, call)
+            answer = await _mapped(address, call)
+            connection.has_answered = True
+            return answer
         except RequestTimedOutError:
             timed_out = True
             raise
@@ -343,11 +354,11 @@ class Connections:
             if connection.login is None or not connection.login.forget(used):
                 raise
             raise NetworkError(f"{error}; logging in anew") from None
-        except NetworkError:
+        except NetworkError as error:
             # A refused token may look so: gRPC loses the status where a write breaks first.
             if connection.login is not None:
                 connection.login.forget(used)
-            self._close_outdated(connection, address)
+            self._failed(connection, address, error)
             raise
         finally:
             connection.under_way -= 1
@@ -356,10 +367,16 @@ class Connections:
             if timed_out and is_whole and self._connections.get(address) is connection:
                 self.disconnect(address)
 
-    def _close_outdated(self, connection: _Connection, address: str) -> None:
+    def _failed(self, connection: _Connection, address: str, error: NetworkError) -> None:
+        """Closes a connection with outdated keys. Tells once of one that never worked: tries go on
+        for a while, and wrong settings would show at their end only.
+        """
         is_current = self._connections.get(address) is connection
         if is_current and self._channels.is_outdated(connection.channel):
             self.disconnect(address)
+        if not connection.has_answered and address not in self._told and _HINT in str(error):
+            self._told.add(address)
+            logger.warning("%s", error)
 
     def disconnect(self, address: str) -> None:
         """Closes the connection to a node, if there is one; requests under way raise NetworkError.
