@@ -13,7 +13,7 @@ from tests import virtual_time
 from tidemark.client.connections import Connections
 from tidemark.client.metadata import MetadataCache
 from tidemark.client.retry import RetryPolicy
-from tidemark.errors import NetworkError, RequestTimedOutError
+from tidemark.errors import NetworkError, RequestTimedOutError, SaslAuthenticationError
 from tidemark.types import Endpoint
 from tidemark.v1 import log_pb2
 
@@ -52,6 +52,23 @@ def test_a_question_that_nobody_waits_for_any_more_fails_in_silence() -> None:
 
     asyncio.run(main())
     assert told == []
+
+
+class Refusing(Connections):
+    """Each login fails."""
+
+    async def call(self, *_: Any, **__: Any) -> Any:
+        raise SaslAuthenticationError("the login of ann failed")
+
+
+def test_a_login_that_fails_is_told_at_once() -> None:
+    async def main() -> None:
+        where, retry = [Endpoint("127.0.0.1", 1)], RetryPolicy()
+        cache = MetadataCache(Refusing(), where, retry=retry, rng=Random(1))
+        with pytest.raises(SaslAuthenticationError, match="the login of ann failed"):
+            await cache.topic("t")
+
+    virtual_time.run(main())
 
 
 class Answering(Connections):

@@ -26,6 +26,7 @@ from tidemark.errors import (
     LeaderNotAvailableError,
     NetworkError,
     RequestTimedOutError,
+    SaslAuthenticationError,
     UnknownTopicOrPartitionError,
     error_for,
 )
@@ -38,6 +39,7 @@ METADATA = "/tidemark.v1.Log/Metadata"
 
 # A node that hangs must not use up a caller's whole timeout: the next one is tried after this time.
 _ATTEMPT_TIMEOUT_MS = 5_000
+_TOLD = (RequestTimedOutError, SaslAuthenticationError)  # no other node makes them right
 
 _MAX_IDLE_MS = 300_000
 """Kafka's default of metadata.max.idle.ms."""
@@ -321,7 +323,7 @@ class MetadataCache:
                 logger.exception("%s: its answer about the metadata can not be used", address)
                 error = NetworkError(f"{address}: {failure!r}")
         self._stale = True
-        if isinstance(error, RequestTimedOutError) or is_retriable(error):
+        if isinstance(error, _TOLD) or is_retriable(error):
             raise error
         raise NetworkError(f"no node answered; the last one asked said: {error}")
 
