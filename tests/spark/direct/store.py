@@ -22,7 +22,7 @@ TP = TopicPartition("t", 0)
 
 class ObjectServer:
     """Answers GET with a Range. `next_answers` has statuses of the next requests, or "cut", or
-    "hang": until `goes_on`.
+    "hang": until `goes_on`, or "trickle": byte after byte, as `drip` lets them go.
     """
 
     def __init__(self) -> None:
@@ -31,6 +31,7 @@ class ObjectServer:
         self.signature = "s=1"
         self.ranges: list[tuple[str, int, int]] = []
         self.goes_on = threading.Event()
+        self.drip = threading.Semaphore(0)
         self.most_at_once = self._now = 0
         self._lock = threading.Lock()
         server = self
@@ -91,6 +92,9 @@ class ObjectServer:
         if told == "hang":
             self.goes_on.wait(30)
         with contextlib.suppress(OSError):
+            while told == "trickle" and body and self.drip.acquire(timeout=30):
+                handler.wfile.write(body[:1])
+                body = body[1:]
             handler.wfile.write(body)
 
 

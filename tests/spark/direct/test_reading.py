@@ -110,6 +110,59 @@ def test_a_busy_store_is_asked_again(fake: FakeTier, answers: list[int | str]) -
     objects.close()
 
 
+class Dripping:
+    """A clock that is ten seconds later whenever it is asked; the store sends a byte each time."""
+
+    def __init__(self, drip: threading.Semaphore) -> None:
+        self.now_s = 0.0
+        self._drip = drip
+
+    def __call__(self) -> float:
+        self._drip.release()
+        self.now_s += 10
+        return self.now_s
+
+
+def test_a_store_that_trickles_is_asked_over_another_connection(fake: FakeTier) -> None:
+    fake.store.next_answers = ["trickle"]
+    clock = Dripping(fake.store.drip)
+    objects, into = Objects(lambda _: None, now_s=clock), memoryview(bytearray(50))
+    objects.read(fake.store.url("segment-0"), 20, into)
+    assert bytes(into) == fake.store.objects["segment-0"][20:70]
+    assert len(fake.store.ranges) == 2
+    objects.close()
+
+
+def test_a_store_that_only_trickles_is_one_that_does_not_answer(fake: FakeTier) -> None:
+    fake.store.next_answers = ["trickle"] * 9
+    clock = Dripping(fake.store.drip)
+    objects, into = Objects(lambda _: None, now_s=clock), memoryview(bytearray(50))
+    with pytest.raises(StoreUnavailableError, match="not whole after 60 s"):
+        objects.read(fake.store.url("segment-0"), 0, into)
+    assert len(fake.store.ranges) == 2, "the time of all tries is over"
+    objects.close()
+
+
+def test_a_slice_of_a_store_that_trickles_is_read_from_the_brokers(
+    fake: FakeTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time is that of kafkaConsumer.pollTimeoutMs."""
+    deadlines: list[float] = []
+
+    def dripping(deadline_s: float) -> Objects:
+        deadlines.append(deadline_s)
+        clock = Dripping(fake.store.drip)
+        return Objects(lambda _: None, deadline_s=deadline_s, now_s=clock)
+
+    slices = planned(fake, 0, 150)
+    monkeypatch.setattr(ranges, "Objects", dripping)
+    fake.store.next_answers = ["trickle"] * 99
+    more = {"kafkaConsumer.pollTimeoutMs": "60000"}
+    assert offsets_of(fake, slices, **more) == list(range(150))
+    assert set(deadlines) == {60.0}
+    assert fake.served
+
+
 def test_what_a_store_refuses_is_told_apart_and_shows_no_signature(fake: FakeTier) -> None:
     objects, into = Objects(lambda _: None), memoryview(bytearray(50))
     url = fake.store.url("segment-0")

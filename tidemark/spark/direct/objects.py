@@ -4,11 +4,16 @@ directory.
 The bytes go straight into the buffer of the caller. A store that is overloaded or breaks a
 connection is asked again after a random exponential wait, as the brokers do. What a URL means to
 its store, only its first answer tells: one that is refused has mostly expired.
+
+A read has a time in all, and each of its tries half of that. A store that sends a byte now and then
+is asked over another connection, and counts then as one that does not answer.
 """
 
 from __future__ import annotations
 
+import functools
 import http.client
+import io
 import os
 import random
 import socket
@@ -16,6 +21,7 @@ import ssl
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 from urllib.parse import SplitResult, urlsplit
 from urllib.request import url2pathname
 
@@ -23,6 +29,7 @@ from tidemark.errors import TidemarkError
 
 _TIMEOUT_S = 20.0
 _TRIES = 5
+DEADLINE_S = 120.0
 _FIRST_WAIT_S = 0.1
 _OVERLOADED = frozenset((408, 429, 500, 502, 503, 504))
 _REFUSED = frozenset((400, 401, 403))  # AWS says 400 where the signer's token has expired
@@ -44,6 +51,33 @@ class _BusyError(Exception):
     """An answer or a failure after which the store is asked again."""
 
 
+class _CheckedSocket(io.RawIOBase):
+    """Bytes of a socket, each read of which calls `check` first."""
+
+    def __init__(self, raw: io.RawIOBase, check: Callable[[], None]) -> None:
+        self._raw = raw
+        self._check = check
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        self._check()
+        return self._raw.readinto(buffer)  # type: ignore[attr-defined, no-any-return]
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
+class _CheckedResponse(http.client.HTTPResponse):
+    """An answer that calls `check` before each read of its socket, also while it has a status."""
+
+    def __init__(self, *arguments: Any, check: Callable[[], None], **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self.fp = io.BufferedReader(_CheckedSocket(self.fp.detach(), check))
+
+
 class Objects:
     """Reads objects for one slice, over one connection; used by one thread."""
 
@@ -52,9 +86,14 @@ class Objects:
         sleep: Callable[[float], None] = time.sleep,
         tries: int = _TRIES,
         timeout_s: float = _TIMEOUT_S,
+        deadline_s: float = DEADLINE_S,
+        now_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Tries a read `tries` times; each may be without an answer for `timeout_s`."""
+        """Tries a read `tries` times, within `deadline_s`; each may be silent for `timeout_s`."""
         self._sleep = sleep
+        self._deadline_s = deadline_s
+        self._now_s = now_s
+        self._until_s = 0.0
         self._tries = tries
         self._timeout_s = timeout_s
         self._connection: http.client.HTTPConnection | None = None
@@ -90,7 +129,9 @@ class Objects:
             connection.close()
 
     def _read_http(self, parts: SplitResult, position: int, into: memoryview) -> None:
+        end_s = self._now_s() + self._deadline_s
         for attempt in range(1, self._tries + 1):
+            self._until_s = min(end_s, self._now_s() + self._deadline_s / 2)
             if self._is_aborted:
                 raise ObjectUnreadableError(f"{_shown(parts)}: the read was ended")
             try:
@@ -98,7 +139,8 @@ class Objects:
                 return
             except (_BusyError, OSError, http.client.HTTPException) as error:
                 self.close()
-                if attempt == self._tries or isinstance(error, ssl.SSLCertVerificationError):
+                is_last = attempt == self._tries or self._now_s() >= end_s
+                if is_last or isinstance(error, ssl.SSLCertVerificationError):
                     raise StoreUnavailableError(f"{_shown(parts)}: {error!r}") from error
             except BaseException:
                 self.close()  # the rest of the answer is in its way
@@ -136,6 +178,10 @@ class Objects:
                 raise _BusyError(f"the answer ended after {got} of {len(into)} bytes")
             got += count
 
+    def _check_time(self) -> None:
+        if self._now_s() >= self._until_s:
+            raise _BusyError(f"the answer is not whole after {self._deadline_s / 2:.0f} s")
+
     def _to(self, parts: SplitResult) -> http.client.HTTPConnection:
         if self._connection is not None and self._server == (parts.scheme, parts.netloc):
             return self._connection
@@ -148,6 +194,9 @@ class Objects:
             )
         else:
             self._connection = http.client.HTTPConnection(host, port, timeout=self._timeout_s)
+        self._connection.response_class = functools.partial(  # type: ignore[assignment]
+            _CheckedResponse, check=self._check_time
+        )
         self._server = parts.scheme, parts.netloc
         return self._connection
 

@@ -82,7 +82,7 @@ def _unreadable(slices: Iterable[OffsetRange]) -> str | None:
             piece = offsets.direct.pieces[0]
             parts = urlsplit(piece.url)
             samples.setdefault((parts.scheme, parts.netloc), piece)
-    objects = Objects(tries=2, timeout_s=_PROBE_S)
+    objects = Objects(tries=2, timeout_s=_PROBE_S, deadline_s=2 * _PROBE_S)
     try:
         for piece in samples.values():
             objects.read(piece.url, piece.start_position, memoryview(bytearray(1)))

@@ -14,7 +14,7 @@ from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
 from tidemark.spark.direct.batches import PieceCheck
-from tidemark.spark.direct.objects import Objects, ObjectUnreadableError
+from tidemark.spark.direct.objects import DEADLINE_S, Objects, ObjectUnreadableError
 from tidemark.spark.direct.pieces import ObjectPiece
 
 RANGE_BYTES = 8 << 20
@@ -59,7 +59,11 @@ class Buffers:
 class RangesAhead:
     """The ranges of pieces in their order, each in a buffer behind `_ROOM_BYTES`."""
 
-    def __init__(self, pieces: Sequence[ObjectPiece], buffers: Buffers) -> None:
+    def __init__(
+        self, pieces: Sequence[ObjectPiece], buffers: Buffers, deadline_s: float = DEADLINE_S
+    ) -> None:
+        """Each range is read within `deadline_s`, or not at all."""
+        self._deadline_s = deadline_s
         self._todo = iter(
             [
                 (piece, position, min(RANGE_BYTES, piece.end_position - position))
@@ -106,7 +110,7 @@ class RangesAhead:
         try:
             objects = self._idle.get_nowait()
         except Empty:
-            objects = Objects()
+            objects = Objects(deadline_s=self._deadline_s)
             self._all.append(objects)
         try:
             if self._is_closed:  # which may not have seen these objects

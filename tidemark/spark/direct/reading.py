@@ -106,7 +106,8 @@ class DirectSlice:
 
     def _of_objects(self) -> Iterator[pa.RecordBatch]:
         """Batches of the pieces; then there are no more of them, or others."""
-        self._ranges = ranges = RangesAhead(self._pieces, self.buffers)
+        deadline_s = self._options.poll_timeout_ms / 1000
+        self._ranges = ranges = RangesAhead(self._pieces, self.buffers, deadline_s)
         chunks = chunks_of(ranges, self._offsets.leader_epoch, self.buffers)
         piece, columns = None, SliceColumns(self._offsets, self._schema)
         try:
