@@ -44,8 +44,9 @@ SECONDS = 60
 class Secured:
     """The cluster, its authority, and the settings of its users."""
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
+    def __init__(self, directory: Path, *settings: str) -> None:
+        """`settings` are further lines of the nodes' files."""
+        self.directory, self._more = directory, settings
         self._authority = trustme.CA()
         self.ca = directory / "ca.pem"
         self._authority.cert_pem.write_to_path(str(self.ca))
@@ -106,6 +107,7 @@ class Secured:
             "offsets.topic.replication.factor=2",
             "offsets.topic.num.partitions=1",
             "broker.heartbeat.interval.ms=200",
+            *self._more,
         ]
         return "\n".join(lines) + "\n"
 

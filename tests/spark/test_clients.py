@@ -12,7 +12,7 @@ from tidemark.spark.options import SourceOptions, parse_options
 
 
 class FakeConsumer:
-    def __init__(self, key: tuple[str, str]) -> None:
+    def __init__(self, key: tuple[str, str, Any]) -> None:
         self.key = key
         self.assigned: list[Any] = ["t-0"]
         self.is_closed = False
@@ -32,7 +32,7 @@ class World:
         self.made: list[FakeConsumer] = []
         self.clients = WorkerClients(self._make, lambda: self.now_s)
 
-    def _make(self, key: tuple[str, str]) -> Any:
+    def _make(self, key: tuple[str, str, Any]) -> Any:
         self.made.append(FakeConsumer(key))
         return self.made[-1]
 
@@ -60,10 +60,19 @@ def test_a_client_is_used_again_by_slices_of_the_same_cluster(world: World) -> N
     committed = of("a:1", **{"isolation.level": "read_committed"})
     assert world.use(committed) is not first
     assert [made.key for made in world.made] == [
-        ("a:1", "read_uncommitted"),
-        ("b:1", "read_uncommitted"),
-        ("a:1", "read_committed"),
+        ("a:1", "read_uncommitted", None),
+        ("b:1", "read_uncommitted", None),
+        ("a:1", "read_committed", None),
     ]
+
+
+def test_a_client_of_one_user_is_not_that_of_another(world: World) -> None:
+    ann = {"security.protocol": "SASL_SSL", "sasl.mechanism": "SCRAM-SHA-512"}
+    ann |= {"sasl.username": "ann", "sasl.password": "correct horse"}
+    first = world.use(of("a:1", **ann))
+    assert world.use(of("a:1")) is not first
+    assert world.use(of("a:1", **ann | {"sasl.username": "bob"})) is not first
+    assert world.use(of("a:1", **ann)) is first
 
 
 def test_slices_at_the_same_time_have_a_client_each(world: World) -> None:

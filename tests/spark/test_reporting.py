@@ -24,7 +24,7 @@ class Groups:
         self.failures = failures
 
     @contextmanager
-    def made(self, servers: str) -> Iterator[Groups]:
+    def made(self, servers: str, *, security: Any = None) -> Iterator[Groups]:
         yield self
 
     def alter_offsets(self, group_id: str, offsets: Any) -> None:

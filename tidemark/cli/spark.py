@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -18,8 +19,10 @@ from tidemark.cli.output import json_of, settings_of
 from tidemark.cli.session import DryRun, Session, check_reachable, with_session
 from tidemark.cli.tier_store import Config, live_partitions, verify_with
 from tidemark.errors import ConfigError
+from tidemark.surroundings import process_security
 
 if TYPE_CHECKING:
+    from tidemark.config.security import ClientSecurity
     from tidemark.spark.jobs.copying import Copy
     from tidemark.spark.jobs.reading import Source
     from tidemark.spark.jobs.running import Progress
@@ -101,6 +104,13 @@ TargetServers = Annotated[
     str | None,
     typer.Option("--to-bootstrap-server", help="The other cluster.", metavar="HOST:PORT,..."),
 ]
+TargetConfig = Annotated[
+    Path | None,
+    typer.Option(
+        "--to-command-config",
+        help="A file of client settings for the other cluster, as --command-config.",
+    ),
+]
 TargetOption = Annotated[
     list[str] | None,
     typer.Option("--target-option", help="An option of the sink, as acks=all; repeatable."),
@@ -119,6 +129,7 @@ def mirror(
     to_bootstrap_server: TargetServers,
     state: State,
     to_topic: Annotated[str | None, typer.Option(help="Its name there; the same.")] = None,
+    to_command_config: TargetConfig = None,
     batch_records: BatchRecords = 10_000_000,
     verify: Verify = False,
     option: Option = None,
@@ -134,7 +145,8 @@ def mirror(
     from tidemark.spark.jobs.copying import Copy
 
     source = _source(session, [topic], option, isolation_level, tolerate_data_loss)
-    target = _target(to_bootstrap_server or session.bootstrap, to_topic or topic, target_option)
+    there = _there(session, to_bootstrap_server, to_command_config)
+    target = _target(there, to_topic or topic, target_option)
     job = Copy("mirror", source, target, True, batch_records, verify=verify)
     _copy(session, job, state, dry_run, master, conf)
 
@@ -148,6 +160,7 @@ def translate_offsets(
     to_bootstrap_server: TargetServers,
     state: State,
     to_topic: Annotated[str | None, typer.Option(help="Its name there; the same.")] = None,
+    to_command_config: TargetConfig = None,
     dry_run: DryRun = False,
     master: Master = "local[*]",
     conf: Conf = None,
@@ -156,13 +169,15 @@ def translate_offsets(
     may read some records twice, and misses none."""
     from tidemark.spark.jobs.translating import translate
 
-    servers = to_bootstrap_server or session.bootstrap
+    servers, security = _there(session, to_bootstrap_server, to_command_config)
     for each in (session.bootstrap, servers):
         check_reachable(each)
     with _spark(session, "translate-offsets", master, conf) as spark:
         found = translate(
             *(spark, session.bootstrap, servers, group, (topic, to_topic or topic), state),
             dry_run=dry_run,
+            security=process_security(),
+            target_security=security,
         )
     session.show(
         [json_of(each) for each in found],
@@ -193,6 +208,7 @@ def replay(
         bool, typer.Option("--same-partitions", help="Keep partitions, not leave them to keys.")
     ] = False,
     to_bootstrap_server: TargetServers = None,
+    to_command_config: TargetConfig = None,
     batch_records: BatchRecords = 10_000_000,
     verify: Verify = False,
     option: Option = None,
@@ -208,7 +224,8 @@ def replay(
     from tidemark.spark.jobs.copying import Copy
 
     source = _source(session, [topic], option, isolation_level, tolerate_data_loss)
-    target = _target(to_bootstrap_server or session.bootstrap, to, target_option)
+    there = _there(session, to_bootstrap_server, to_command_config)
+    target = _target(there, to, target_option)
     job = Copy("replay", source, target, same_partitions, batch_records, rate, verify)
     _copy(session, job, state, dry_run, master, conf)
 
@@ -238,7 +255,7 @@ def import_(
     or for new files."""
     from tidemark.spark.jobs import importing as job
 
-    target = _target(session.bootstrap, to, target_option)
+    target = _target(_there(session, None, None), to, target_option)
     options = settings_of(option or [], "--option")
     given = job.Import(path, format, target, key, batch_files, options)
     with _spark(session, "import", master, conf) as spark:
@@ -347,15 +364,44 @@ def _source(
         fail_on_data_loss=not tolerate_data_loss,
         isolation_level=isolation_level,
         options=options,
+        security=process_security(),
     )
     check_reachable(session.bootstrap)
     return found
 
 
-def _target(servers: str, topic: str, options: list[str] | None) -> Target:
+_Place = tuple[str, "ClientSecurity | None"]
+
+
+def _there(session: Session, servers: str | None, config: Path | None) -> _Place:
+    """The cluster that is written to, and how. Raises ConfigError.
+
+    Settings of one cluster are not sent to another: they may be a token of its users.
+    """
+    if config is not None:
+        from tidemark.config.properties import parse_properties
+        from tidemark.config.security import client_security
+
+        try:
+            text = config.read_text(encoding="utf-8")
+            security = client_security(parse_properties(text, source=str(config)))
+        except (OSError, UnicodeDecodeError, ConfigError) as error:
+            raise ConfigError(f"--to-command-config: {error}") from None
+        return servers or session.bootstrap, security
+    if servers is not None and process_security() is not None:
+        raise ConfigError(
+            "--to-bootstrap-server needs --to-command-config where --command-config is given: the"
+            " same file, if it is meant for both clusters, or an empty one"
+        )
+    return servers or session.bootstrap, process_security()
+
+
+def _target(place: _Place, topic: str, options: list[str] | None) -> Target:
     from tidemark.spark.jobs.target import Target
 
-    found = Target(servers, topic, settings_of(options or [], "--target-option"))
+    servers, security = place
+    given = settings_of(options or [], "--target-option")
+    found = Target(servers, topic, given, security)
     check_reachable(servers)
     return found
 

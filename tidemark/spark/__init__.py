@@ -14,7 +14,7 @@ and columns are those of Spark's Kafka source.
     slices, columns      read one slice within a task
     sink                 writes of batches and streams, each batch once
     values               typed values in place of bytes; value_decoders: Avro and Protobuf
-    clients, worker      what a worker has: consumers between slices, errors of one line
+    clients, worker      what a worker has: consumers between slices, errors of one line; security
 
 A read, or a batch of a stream, has a start and an end for each partition, fixed when it is planned.
 The room promises that it returns exactly the records between them, in offset order within a

@@ -11,27 +11,29 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from tidemark.client import Consumer, forks
+from tidemark.config.security import ClientSecurity
 from tidemark.spark.options import SourceOptions
 
 _IDLE_S = 30.0
 _IDLE_MAX = 4
 _FETCH_BYTES = 8 << 20  # a task reads one partition: fewer and larger answers suit it
 
-_Key = tuple[str, str]
+_Key = tuple[str, str, ClientSecurity | None]
 
 
 def _open(key: _Key) -> Consumer:
-    servers, isolation_level = key
+    servers, isolation_level, security = key
     return Consumer(
         servers,
         auto_offset_reset="none",
         isolation_level=isolation_level,
         max_partition_fetch_bytes=_FETCH_BYTES,
+        security=security,
     )
 
 
 class WorkerClients:
-    """Consumers by cluster and isolation level; for any thread."""
+    """Consumers by cluster, isolation level and security; for any thread."""
 
     def __init__(
         self,
@@ -53,7 +55,7 @@ class WorkerClients:
     @contextmanager
     def borrowed(self, options: SourceOptions) -> Iterator[Consumer]:
         """A consumer for one slice. One whose slice failed is closed, and not used again."""
-        key = options.bootstrap_servers, options.isolation_level
+        key = options.bootstrap_servers, options.isolation_level, options.security
         consumer = self._take(key) or self._make(key)
         try:
             yield consumer

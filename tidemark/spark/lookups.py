@@ -45,7 +45,7 @@ class AsyncLookups:
         self._servers = options.bootstrap_servers
         self._timeout_ms = options.lookup_timeout_ms
         retry, rng = RetryPolicy(self._timeout_ms), make_rng()
-        self._connections = Connections()
+        self._connections = Connections(security=options.security)
         self._metadata = MetadataCache(
             self._connections, parse_bootstrap_servers(self._servers), retry=retry, rng=rng
         )

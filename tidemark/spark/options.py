@@ -12,7 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tidemark.config.definition import nearest
+from tidemark.config.security import ClientSecurity
 from tidemark.errors import ConfigError
+from tidemark.spark import security
 from tidemark.spark.offsets import EARLIEST, LATEST, parse_partition_json
 from tidemark.types import TopicPartition
 
@@ -142,6 +144,7 @@ class SourceOptions:
     push_down: bool = False
     triggers: Triggers = Triggers()
     commit_group_id: str = ""
+    security: ClientSecurity | None = None
 
 
 def parse_columns(options: Mapping[str, str]) -> tuple[str, ...]:
@@ -202,6 +205,7 @@ def parse_options(options: Mapping[str, str], *, is_stream: bool = False) -> Sou
             delay_max_ms=_duration_ms(given, "maxTriggerDelay", 900_000),
         ),
         commit_group_id=given.get("commitGroupId", ""),
+        security=security.security_of(options),
     )
 
 
@@ -223,6 +227,8 @@ def _known_options(options: Mapping[str, str]) -> dict[str, str]:
     names = {name.lower(): name for name in _KNOWN}
     found: dict[str, str] = {}
     for key in options:
+        if security.is_security(key):
+            continue
         name = names.get(key.lower())
         if name is None:
             raise _unknown(key, names)
@@ -234,8 +240,10 @@ def _unknown(key: str, names: Mapping[str, str]) -> ConfigError:
     for name, reason in _REFUSED.items():
         if key.lower() == name.lower():
             return ConfigError(reason)
-    near = nearest(key.lower(), names)
-    hint = f"; did you mean {names[near]!r}?" if near else f"; known are {', '.join(_KNOWN)}"
+    every = {**names, **{name.lower(): name for name in security.names()}}
+    near = nearest(key.lower(), every)
+    known = ", ".join(every.values())
+    hint = f"; did you mean {every[near]!r}?" if near else f"; known are {known}"
     return ConfigError(f"unknown option {key!r}{hint}")
 
 

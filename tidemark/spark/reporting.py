@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tidemark.client import Admin, OffsetAndMetadata
+from tidemark.config.security import ClientSecurity
 from tidemark.types import TopicPartition
 
 logger = logging.getLogger(__name__)
@@ -22,8 +23,16 @@ Offsets = Mapping[TopicPartition, int]
 class GroupReport:
     """Commits offsets for a group without members, in a thread that ends when there are no more."""
 
-    def __init__(self, servers: str, group_id: str, make: Callable[[str], Any] = Admin) -> None:
+    def __init__(
+        self,
+        servers: str,
+        group_id: str,
+        make: Callable[..., Any] = Admin,
+        *,
+        security: ClientSecurity | None = None,
+    ) -> None:
         self._servers = servers
+        self._security = security
         self._group_id = group_id
         self._make = make
         self._lock = threading.Lock()
@@ -52,7 +61,7 @@ class GroupReport:
     def _commit(self) -> None:
         while (offsets := self._next()) is not None:
             try:
-                with self._make(self._servers) as admin:
+                with self._make(self._servers, security=self._security) as admin:
                     admin.groups.alter_offsets(
                         self._group_id,
                         {tp: OffsetAndMetadata(offset) for tp, offset in offsets.items()},

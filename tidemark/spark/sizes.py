@@ -26,7 +26,10 @@ _SAMPLE_MS = 2_000
 def open_sampler(options: SourceOptions) -> Consumer:
     """A consumer whose fetches bring one batch."""
     return Consumer(
-        options.bootstrap_servers, auto_offset_reset="none", max_partition_fetch_bytes=1
+        options.bootstrap_servers,
+        auto_offset_reset="none",
+        max_partition_fetch_bytes=1,
+        security=options.security,
     )
 
 

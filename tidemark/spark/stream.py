@@ -58,7 +58,8 @@ class TidemarkStreamReader:
         self._target: core.StreamOffset | None = None
         self._last: core.StreamOffset = {}
         group = options.commit_group_id
-        self._group = GroupReport(options.bootstrap_servers, group) if group else None
+        servers, security = options.bootstrap_servers, options.security
+        self._group = GroupReport(servers, group, security=security) if group else None
         self._patience = core.Patience(
             options.triggers.offsets_min, options.triggers.delay_max_ms, _now_ms()
         )

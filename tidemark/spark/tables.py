@@ -2,13 +2,16 @@
 
 Spark tells a Python data source the options of a table when it is made, and never again. A query's
 source has only the options of its WITH. Spark keeps the schema, though: the options are in the
-metadata of its first column.
+metadata of its first column. Everybody who may see the table sees them, so none may be a secret.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
+
+from tidemark.errors import ConfigError
+from tidemark.spark.security import FILE_OPTION, secrets_in
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -34,7 +37,13 @@ def is_table(options: Mapping[str, str]) -> bool:
 
 
 def kept_in(schema: StructType, options: Mapping[str, str]) -> StructType:
-    """The schema of a table, with its options."""
+    """The schema of a table, with its options. Raises ConfigError for a secret among them."""
+    secrets = secrets_in(options)
+    if secrets:
+        raise ConfigError(
+            f"{', '.join(secrets)} would be in the catalog for all to see: name a file of client"
+            f" settings by {FILE_OPTION}, or give it in WITH of a query"
+        )
     schema[0].metadata = {_KEY: dict(options)}
     return schema
 

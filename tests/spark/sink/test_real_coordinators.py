@@ -55,7 +55,9 @@ def coordinators_of(cluster: Cluster) -> ClusterCoordinators:
     return ClusterCoordinators(
         SINK,
         cluster.bootstrap_servers,
-        admin=lambda servers: cluster.asyncio.admin(bootstrap_servers=servers),
+        admin=lambda servers, **settings: cluster.asyncio.admin(
+            bootstrap_servers=servers, **settings
+        ),
         producer=lambda servers, **settings: cluster.asyncio.producer(
             bootstrap_servers=servers, **settings
         ),
@@ -211,8 +213,8 @@ def test_a_coordinator_that_is_cut_off_does_not_tell_an_earlier_decision(is_whol
             coordinators = ClusterCoordinators(
                 SINK,
                 cluster.bootstrap_servers,
-                admin=lambda servers: cluster.asyncio.admin(
-                    bootstrap_servers=address, default_api_timeout_ms=5_000
+                admin=lambda servers, **settings: cluster.asyncio.admin(
+                    bootstrap_servers=address, default_api_timeout_ms=5_000, **settings
                 ),
                 producer=lambda servers, **settings: cluster.asyncio.producer(
                     bootstrap_servers=servers, **settings

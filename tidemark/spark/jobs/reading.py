@@ -7,12 +7,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tidemark.config.security import ClientSecurity
 from tidemark.errors import ConfigError
 from tidemark.spark.jobs.batches import JobBatch, Tally
 from tidemark.spark.lookups import Lookups
 from tidemark.spark.offsets import OffsetRange, format_partition_json
 from tidemark.spark.options import SourceOptions, parse_options
 from tidemark.spark.planning import Known, look_around, offsets_of
+from tidemark.spark.security import as_options, is_security
 from tidemark.types import TopicPartition
 
 OF_RECORDS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
@@ -21,15 +23,19 @@ _OF_JOBS = ("bootstrap.servers", "subscribe", "isolation.level", "failOnDataLoss
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The topics that a job reads. `options` are further options of the source, by name."""
+    """The topics that a job reads. `options` are further options of the source, by name, and
+    `security` is that of the job's clients, of which its journal has nothing.
+    """
 
     bootstrap_servers: str
     topics: tuple[str, ...]
     fail_on_data_loss: bool = True
     isolation_level: str = "read_committed"
     options: Mapping[str, str] = field(default_factory=dict)
+    security: ClientSecurity | None = None
 
     def __post_init__(self) -> None:
+        refuse_security("--option", self.options)
         for name in self.options:
             if name.lower().removeprefix("kafka.") in map(str.lower, (*_OF_JOBS, "assign")):
                 raise ConfigError(f"--option {name}: the job sets that itself")
@@ -48,12 +54,21 @@ class Source:
             "bootstrap.servers": self.bootstrap_servers,
             "isolation.level": self.isolation_level,
             "failOnDataLoss": str(self.fail_on_data_loss).lower(),
-        }
+        } | as_options(self.security)
 
     def parsed(self) -> SourceOptions:
         """Raises ConfigError for options that the source does not take."""
         subscribe = {"subscribe": ",".join(self.topics)}
         return parse_options(self.given() | subscribe | dict(self.options))
+
+
+def refuse_security(flag: str, options: Iterable[str]) -> None:
+    """Raises ConfigError for options of `tidemark.spark.security`: all see a command line."""
+    for name in filter(is_security, options):
+        raise ConfigError(
+            f"{flag} {name}: give client settings in a file, by --command-config, or for another"
+            " target by --to-command-config"
+        )
 
 
 @dataclass(frozen=True, slots=True)

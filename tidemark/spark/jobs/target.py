@@ -13,17 +13,19 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID
 
+from tidemark.config.security import ClientSecurity
 from tidemark.errors import ConfigError, RequestTimedOutError
 from tidemark.spark.jobs.batches import Tallies
 from tidemark.spark.jobs.files import HadoopFiles
 from tidemark.spark.jobs.journal import JobDamagedError
-from tidemark.spark.jobs.reading import Source, known_of, rows_of, tallies
+from tidemark.spark.jobs.reading import Source, known_of, refuse_security, rows_of, tallies
 from tidemark.spark.offsets import DataLossError, OffsetRange
 from tidemark.spark.planning import Known
+from tidemark.spark.security import as_options
 from tidemark.types import TopicPartition
 
 COLUMNS = ("key", "value", "headers", "timestamp", "partition")
@@ -40,15 +42,17 @@ class Target:
     bootstrap_servers: str
     topic: str
     options: Mapping[str, str] = field(default_factory=dict)
+    security: ClientSecurity | None = None
 
     def __post_init__(self) -> None:
+        refuse_security("--target-option", self.options)
         for name in self.options:
             if name.lower().removeprefix("kafka.") in _OF_JOBS:
                 raise ConfigError(f"--target-option {name}: the job sets that itself")
 
     def source(self) -> Source:
         """The same topic to read from."""
-        return Source(self.bootstrap_servers, (self.topic,))
+        return Source(self.bootstrap_servers, (self.topic,), security=self.security)
 
     def known(self) -> Known:
         """The topic as readers see it now."""
@@ -59,7 +63,7 @@ class Target:
 
         Raises RequestTimedOutError if one stays open for a minute.
         """
-        reader = Source(self.bootstrap_servers, (self.topic,), isolation_level="read_uncommitted")
+        reader = replace(self.source(), isolation_level="read_uncommitted")
         ends, until_s = known_of(reader).latest, time.monotonic() + _SETTLE_S
         while True:
             found = self.known()
@@ -79,6 +83,7 @@ def write(rows: Any, target: Target, job_id: str, number: int) -> None:
     writer = rows.select(*[name for name in COLUMNS if name in rows.columns]).write
     writer = writer.format("tidemark").mode("append").options(**dict(target.options))
     given = {"bootstrap.servers": target.bootstrap_servers, "topic": target.topic}
+    given |= as_options(target.security)
     writer.options(**given, sinkId=job_id, batchId=str(number)).save()
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tidemark.client import Admin, OffsetAndMetadata
+from tidemark.config.security import ClientSecurity
 from tidemark.errors import ConfigError
 from tidemark.spark.jobs.copying import translated
 from tidemark.spark.jobs.files import HadoopFiles
@@ -50,6 +51,8 @@ def translate(
     directory: str,
     *,
     dry_run: bool,
+    security: ClientSecurity | None = None,
+    target_security: ClientSecurity | None = None,
 ) -> list[Translation]:
     """Commits the group's offsets of a topic in the target, for the topic there.
 
@@ -61,7 +64,7 @@ def translate(
     journal = Journal(HadoopFiles(spark, directory), directory, OF_OFFSETS)
     if not journal.load({"job": "mirror", "topics": [source], "target_topic": target}):
         raise ConfigError(f"{directory} has no journal of a mirror")
-    with Admin(servers) as admin:
+    with Admin(servers, security=security) as admin:
         known = admin.groups.offsets(group)
     offsets = {tp.partition: at.offset for tp, at in known.items() if tp.topic == source}
     if not offsets:
@@ -73,6 +76,6 @@ def translate(
         if each.target_offset is not None
     }
     if wanted and not dry_run:
-        with Admin(target_servers) as admin:
+        with Admin(target_servers, security=target_security) as admin:
             admin.groups.alter_offsets(group, wanted)
     return found

@@ -16,6 +16,7 @@ from tidemark.client import (
     TransactionInDoubtError,
 )
 from tidemark.client.loop_thread import shared_loop
+from tidemark.config.security import ClientSecurity
 from tidemark.errors import TransactionalIdNotFoundError
 from tidemark.spark.sink.core import OpenAttempt
 from tidemark.spark.sink.decision import (
@@ -45,10 +46,11 @@ class ClusterCoordinators:
         *,
         admin: Callable[..., AsyncAdmin] = AsyncAdmin,
         producer: Callable[..., AsyncProducer] = AsyncProducer,
+        security: ClientSecurity | None = None,
     ) -> None:
         self._sink = sink
-        self._admin = admin(servers)
-        self._producer = producer(servers, transactional_id=sink)
+        self._admin = admin(servers, security=security)
+        self._producer = producer(servers, transactional_id=sink, security=security)
 
     async def close(self) -> None:
         """Aborts a decision that was proposed and not confirmed."""
@@ -137,12 +139,15 @@ class ClusterCoordinators:
 
 
 def with_coordinators(
-    sink: str, servers: str, work: Callable[[ClusterCoordinators], Coroutine[Any, Any, R]]
+    sink: str,
+    servers: str,
+    work: Callable[[ClusterCoordinators], Coroutine[Any, Any, R]],
+    security: ClientSecurity | None = None,
 ) -> R:
     """Runs `work` on the loop of the process's clients, and waits for it."""
 
     async def run() -> R:
-        coordinators = ClusterCoordinators(sink, servers)
+        coordinators = ClusterCoordinators(sink, servers, security=security)
         try:
             return await work(coordinators)
         finally:

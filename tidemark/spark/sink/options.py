@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from tidemark.config.definition import nearest
+from tidemark.config.security import ClientSecurity
 from tidemark.errors import ConfigError
+from tidemark.spark import security
 from tidemark.spark.sink.decision import sink_name
 from tidemark.types import COORDINATOR_TOPICS
 
@@ -54,6 +56,7 @@ class SinkOptions:
     batch_id: int | None
     transaction_timeout_ms: int
     producer: tuple[tuple[str, Any], ...]
+    security: ClientSecurity | None = None
 
 
 def parse_sink_options(options: Mapping[str, str], *, is_stream: bool) -> SinkOptions:
@@ -97,6 +100,7 @@ def parse_sink_options(options: Mapping[str, str], *, is_stream: bool) -> SinkOp
             for name, kind in _PRODUCER.items()
             if name in given
         ),
+        security=security.security_of(options),
     )
 
 
@@ -120,12 +124,13 @@ def _known_options(options: Mapping[str, str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for key in options:
         lower = key.lower()
-        if lower in _OF_SPARK:
+        if lower in _OF_SPARK or security.is_security(lower):
             continue
         name = names.get(lower.removeprefix("kafka."))
         if name is None:
-            near = nearest(lower, names)
-            hint = f"did you mean {names[near]!r}?" if near else f"known are {', '.join(_KNOWN)}"
+            every = {**names, **{name.lower(): name for name in security.names()}}
+            near, known = nearest(lower, every), ", ".join(every.values())
+            hint = f"did you mean {every[near]!r}?" if near else f"known are {known}"
             raise ConfigError(f"unknown option {key!r} of a write; {hint}")
         value = str(options[key]).strip()
         if found.get(name, value) != value:

@@ -57,6 +57,7 @@ def _take(
             options.bootstrap_servers,
             transactional_id=transactional_id,
             transaction_timeout_ms=options.transaction_timeout_ms,
+            security=options.security,
             **dict(options.producer),
         )
         try:
@@ -83,7 +84,8 @@ def write_plainly(
     """Sends the rows, and returns their number when all are acknowledged. Raises the producer's
     errors; some rows may be there then, and are there again when the task is repeated.
     """
-    with make(options.bootstrap_servers, **dict(options.producer)) as producer:
+    settings = dict(options.producer) | {"security": options.security}
+    with make(options.bootstrap_servers, **settings) as producer:
         under_way: deque[SyncArrowDelivery] = deque()
         count = 0
         for topic, table in tables(batches, options.topic):

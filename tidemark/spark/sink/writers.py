@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import datasource
@@ -159,6 +159,7 @@ def _check_topic(options: SinkOptions) -> None:
     if options.topic is None:
         return
     asked = parse_options({"bootstrap.servers": options.bootstrap_servers, "subscribe": "-"})
+    asked = replace(asked, security=options.security)
     with in_one_line(), Lookups(asked) as lookups:
         lookups.topics([options.topic])
 
@@ -213,6 +214,7 @@ def _commit(options: SinkOptions, messages: Messages) -> None:
         sink_name(first.sink_id),
         options.bootstrap_servers,
         lambda coordinators: commit_batch(coordinators, wanted),
+        options.security,
     )
 
 
@@ -225,4 +227,5 @@ def _abort(options: SinkOptions, sink_id: str, batch: int, run: str, written: Me
         sink_name(sink_id),
         options.bootstrap_servers,
         lambda coordinators: abort_run(coordinators, batch, run, attempts),
+        options.security,
     )
