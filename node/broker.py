@@ -279,6 +279,7 @@ class BrokerServer:
         from node.metrics.families import of_kafka
         from node.metrics.requests import of_counts, of_sessions
         from node.metrics.sources import of_memory, of_partitions, of_topics
+        from node.metrics.tier import of_tiered_topics
         from node.metrics.upkeep import of_isr, of_upkeep
 
         hosted = list(self.partitions)
@@ -291,7 +292,9 @@ class BrokerServer:
         yield from of_upkeep(self._background.scrubber, self._background.cleaner)
         if self._tier is not None:
             bean = "kafka.log.remote:type=RemoteLogManager (KIP-405, KIP-963)"
-            yield from of_kafka("remote", bean, self._tier.report(wall_ms))
+            gauges = self._tier.gauges()
+            yield from of_kafka("remote", bean, self._tier.report(wall_ms, gauges))
+            yield from of_tiered_topics(gauges.topics, self._tier.metrics.topics)
 
     def directories(self) -> dict[str, bool]:
         """Whether a log directory serves, by path."""
@@ -367,6 +370,7 @@ class BrokerServer:
         self._keep_room(reserve)
         self._cluster.subscribe(self._background.reconfigure)
         self._cluster.subscribe(self._mover.reconfigure)
+        self._cluster.subscribe(self._listeners.meters.reconfigure)
         if self._tier is not None:
             self._cluster.subscribe(self._tier.reconfigure)
         self._loader.add_publisher(self._cluster)

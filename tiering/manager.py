@@ -16,7 +16,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from uuid import UUID
 
 from commitlog.disk.files import Directory
@@ -27,6 +27,7 @@ from tidemark.config import ServerConfig
 from tidemark.errors import FatalError, OffsetOutOfRangeError, TidemarkError
 from tidemark.surroundings import surroundings
 from tidemark.types import TopicIdPartition
+from tiering.failing import COPY, DELETE, HISTORY, FailedTasks
 from tiering.metadata.manager import RemoteLogMetadataManager
 from tiering.metrics import (
     NO_LAG,
@@ -34,6 +35,8 @@ from tiering.metrics import (
     RemoteGauges,
     RemoteMeter,
     RemoteMetrics,
+    TopicGauges,
+    by_topic,
     total_lag,
 )
 from tiering.reading.aux_state import RemoteAuxState, RemoteAuxStates, RemoteHistory
@@ -81,7 +84,7 @@ class RemoteLogManager:
         self._on_fatal = on_fatal
         self._hosted: dict[TopicIdPartition, TieredPartition] = {}
         self._running = False
-        self.metrics = metrics = RemoteMetrics()
+        self.metrics = metrics = RemoteMetrics(failed_tasks=FailedTasks(now_ms))
         self._meter = RemoteMeter(metrics)
         caches = cache_directory or open_directory(config.log_dirs[0])
         self._reader = RemoteReader(
@@ -114,7 +117,7 @@ class RemoteLogManager:
         )
         self._remover = PartitionRemover(
             *(config, metadata, self._deleter, self.leases, cluster or NO_CLUSTER),
-            *(now_ms, self._random),
+            *(now_ms, self._random, metrics.failed_tasks),
         )
         self._histories = LineageKeeper(storage, metadata, self._reader.segments.run)
         self._removing: asyncio.Task[None] | None = None
@@ -185,6 +188,7 @@ class RemoteLogManager:
                     failed = error
                     continue
             del self._hosted[partition]
+            self.metrics.failed_tasks.forget(partition)
             self._metadata.on_stop_partitions([partition])
         if failed is not None:
             raise failed
@@ -313,30 +317,39 @@ class RemoteLogManager:
         hosted = self._hosted.get(partition)
         return self._copier.lag(hosted) if hosted is not None and hosted.is_leader else NO_LAG
 
-    def report(self, now_ms: int) -> dict[str, int | float]:
+    def report(self, now_ms: int, gauges: RemoteGauges | None = None) -> dict[str, int | float]:
         """Returns the metrics of the node's tier by Kafka's names (`tiering.metrics`)."""
+        return self._meter.read(gauges or self.gauges(), now_ms)
+
+    def gauges(self) -> RemoteGauges:
+        """Returns the state of the node's tier, in all and by topic."""
         began_s, metadata = time.perf_counter(), self._metadata
         led = [hosted for hosted in self._hosted.values() if hosted.is_leader]
         tiers = [
-            metadata.remote_segments(hosted.partition)
-            for hosted in led
-            if metadata.is_ready(hosted.partition)
+            metadata.remote_segments(one.partition) if metadata.is_ready(one.partition) else None
+            for one in led
         ]
-        size_bytes = sum(tier.finished_bytes for tier in tiers)
+        sizes = [0 if tier is None else tier.finished_bytes for tier in tiers]
         computed_ms = (time.perf_counter() - began_s) * 1000
+        counts = [0 if tier is None else len(tier) for tier in tiers]
+        parts = [
+            TopicGauges(self._copier.lag(one), one.delete_lag, count, size)
+            for one, count, size in zip(led, counts, sizes, strict=True)
+        ]
+        topics = by_topic((one.partition.topic, p) for one, p in zip(led, parts, strict=True))
         threads = self._config.remote_log_reader_threads
         reads = self.metrics.reader_pending_tasks
-        gauges = RemoteGauges(
-            total_lag(self._copier.lag(hosted) for hosted in led),
-            total_lag(hosted.delete_lag for hosted in led),
-            sum(map(len, tiers)),
-            size_bytes,
+        return RemoteGauges(
+            total_lag(part.copy_lag for part in parts),
+            total_lag(part.delete_lag for part in parts),
+            sum(counts),
+            sum(sizes),
             computed_ms,
             max(0, reads - threads),
             max(0, threads - reads) / threads,
             self._uploads.idle,
+            topics,
         )
-        return self._meter.read(gauges, now_ms)
 
     @property
     def partitions(self) -> frozenset[TopicIdPartition]:
@@ -356,6 +369,7 @@ class RemoteLogManager:
             return
         hosted = TieredPartition(partition, log, leader_epoch)
         if known is not None:
+            self.metrics.failed_tasks.forget(partition)
             known.retire()
             hosted.succeed(known)
         self._hosted[partition] = hosted
@@ -370,23 +384,34 @@ class RemoteLogManager:
         Where tiering was switched off, the leader deletes what the tier has."""
         if not hosted.log.config.remote_storage_enable:
             if hosted.is_leader:
-                await self._expirer.clear(hosted)
+                await self._watched(DELETE, hosted, self._expirer.clear(hosted))
             return
         if not hosted.is_leader:
             await self._copier.follow(hosted)
             return
-        await self._histories.check(hosted)
+        await self._watched(HISTORY, hosted, self._histories.check(hosted))
         failed: Exception | None = None
         try:
-            await self._copier.copy(hosted)
+            await self._watched(COPY, hosted, self._copier.copy(hosted))
         except FatalError:
             raise
         except Exception as error:
             failed = error
         if hosted.is_leader:
-            await self._expirer.expire(hosted)
+            await self._watched(DELETE, hosted, self._expirer.expire(hosted))
         if failed is not None:
             raise failed
+
+    async def _watched(self, task: str, hosted: TieredPartition, work: Awaitable[object]) -> None:
+        """Does a task of a pass. Failures in a row count until the next success."""
+        try:
+            await work
+        except Exception as error:
+            if hosted.is_leader:
+                self.metrics.failed_tasks.fail(task, hosted.partition, error)
+            raise
+        if task != COPY or hosted.refusal is None:  # a refused copy is not tried meanwhile
+            self.metrics.failed_tasks.succeed(task, hosted.partition)
 
     async def _repeat(self, hosted: TieredPartition) -> None:
         """Makes passes until the partition's role changes; a nudge starts one at once."""

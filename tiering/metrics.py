@@ -8,13 +8,19 @@ RemoteLogManager's, and the throttle times as kafka.server's. Names that end in 
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from tiering.failing import FailedTasks
+
 RATE_MS, _SAMPLES_MAX = 60_000, 64
 """Time over which a rate is averaged; a report keeps samples at least a 64th of it apart."""
+
+
+TOPICS_MAX, OTHER_TOPICS = 1_000, "(other)"
+"""Topics with counts and lags of their own; no topic has such a name as the others' sum."""
 
 
 class CopyLag(NamedTuple):
@@ -98,6 +104,48 @@ class RemoteMetrics(CacheCounts):
     build_remote_log_aux_state_requests: int = 0
     build_remote_log_aux_state_errors: int = 0
     reader_pending_tasks: int = 0
+    topics: dict[str, Counter[str]] = field(default_factory=dict)
+    """Counters by topic, as far as KIP-405 has them so; `OTHER_TOPICS` has those beyond a limit."""
+    failed_tasks: FailedTasks = field(default_factory=FailedTasks)
+
+    def count(self, name: str, topic: str, number: int = 1) -> None:
+        """Adds to a counter of `KAFKAS_RATES`, for the node and for a topic."""
+        setattr(self, name, getattr(self, name) + number)
+        counts = self.topics.get(topic)
+        if counts is None:
+            if len(self.topics) >= TOPICS_MAX:
+                topic = OTHER_TOPICS
+            counts = self.topics.setdefault(topic, Counter())
+        counts[name] += number
+
+
+class TopicGauges(NamedTuple):
+    """State of the tier of a topic, as far as this node leads it."""
+
+    copy_lag: CopyLag = NO_LAG
+    delete_lag: CopyLag = NO_LAG
+    metadata_count: int = 0
+    size_bytes: int = 0
+
+
+def by_topic(parts: Iterable[tuple[str, TopicGauges]]) -> dict[str, TopicGauges]:
+    """Returns the sums of partitions' gauges by topic, of those beyond `TOPICS_MAX` together."""
+    sums: dict[str, TopicGauges] = {}
+    for topic, part in parts:
+        if topic not in sums and len(sums) >= TOPICS_MAX:
+            topic = OTHER_TOPICS
+        known = sums.get(topic)
+        sums[topic] = part if known is None else _sum(known, part)
+    return sums
+
+
+def _sum(one: TopicGauges, other: TopicGauges) -> TopicGauges:
+    return TopicGauges(
+        total_lag((one.copy_lag, other.copy_lag)),
+        total_lag((one.delete_lag, other.delete_lag)),
+        one.metadata_count + other.metadata_count,
+        one.size_bytes + other.size_bytes,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +162,8 @@ class RemoteGauges:
     """Share of the reader's threads without work."""
     tasks_idle: float = 1.0
     """Share of the copier's threads without work."""
+    topics: Mapping[str, TopicGauges] = field(default_factory=dict)
+    """Those of at most `TOPICS_MAX` topics, and of `OTHER_TOPICS`."""
 
 
 KAFKAS_RATES = {

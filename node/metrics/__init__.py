@@ -1,7 +1,7 @@
 """Metrics for Prometheus, and probes, over HTTP.
 
 - `families`: metrics by Kafka's names as families of Prometheus (pure).
-- `sources`, `requests`, `upkeep`: the families of a node by subject (pure).
+- `sources`, `requests`, `upkeep`, `tier`: the families of a node by subject (pure).
 - `endpoint`: an HTTP server for GET requests that is small and bounded.
 - `debugging`: stacks of tasks and threads, samples of the loop.
 - `harms`: the partitions that a restart would harm (pure).

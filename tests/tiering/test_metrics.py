@@ -8,15 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from tests.tiering.world import World
+from tests.tiering.world import PARTITION, World
+from tiering import metrics as metrics_module
 from tiering.errors import RetriableRemoteStorageError
 from tiering.metrics import (
     KAFKAS_RATES,
+    NO_LAG,
+    OTHER_TOPICS,
     OWN_TOTALS,
+    CopyLag,
     RemoteGauges,
     RemoteMeter,
     RemoteMetrics,
     ThrottleTime,
+    TopicGauges,
+    by_topic,
 )
 
 KAFKAS = {
@@ -59,7 +65,8 @@ def test_the_report_has_all_of_kafkas_names_and_every_counter() -> None:
     assert "RemoteFetchCorruptTotal" in added
     reported = {*KAFKAS_RATES.values(), *OWN_TOTALS.values(), "reader_pending_tasks"}
     times = {"remote_copy_throttle_time", "remote_fetch_throttle_time"}
-    assert {one.name for one in fields(RemoteMetrics)} == reported | times
+    elsewhere = {"topics", "failed_tasks"}  # by topic, and in DescribeNode
+    assert {one.name for one in fields(RemoteMetrics)} == reported | times | elsewhere
 
 
 def test_a_rate_is_that_of_the_last_minute() -> None:
@@ -126,3 +133,50 @@ def test_copies_reads_and_deletions_show_in_the_report(tmp_path: Path) -> None:
     assert report["RemoteLogSizeBytes"] == report["RemoteLogMetadataCount"] == 0
     assert report["RemoteLogManagerTasksAvgIdlePercent"] == 1
     assert report["RemoteLogReaderAvgIdlePercent"] == 1
+
+
+def test_counters_and_gauges_are_told_by_topic(tmp_path: Path) -> None:
+    world = World(tmp_path, retention_bytes=1)
+    world.lead()
+    world.produce_segment()
+    world.produce(1)
+    size = world.log.segments[0].size_bytes
+    topic = PARTITION.topic
+    assert world.manager.gauges().topics[topic].copy_lag == CopyLag(size, 1)
+    deleted = world.storage.delete_log_segment_data
+
+    def fail(metadata: object) -> None:
+        raise RetriableRemoteStorageError("down")
+
+    world.storage.delete_log_segment_data = fail
+    with pytest.raises(RetriableRemoteStorageError):
+        asyncio.run(world.once())
+    told = world.manager.gauges().topics[topic]
+    assert told == TopicGauges(NO_LAG, CopyLag(size, 1), 1, 0)
+    world.storage.delete_log_segment_data = deleted
+    counts = world.manager.metrics.topics[topic]
+    assert counts == {
+        "remote_copy_requests": 1,
+        "remote_copy_bytes": size,
+        "remote_delete_requests": 1,
+        "remote_delete_errors": 1,
+    }
+    for name, count in counts.items():
+        assert getattr(world.manager.metrics, name) == count
+
+
+def test_topics_beyond_the_limit_are_counted_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics_module, "TOPICS_MAX", 2)
+    metrics = RemoteMetrics()
+    for topic in ("a", "b", "c", "a", "d"):
+        metrics.count("remote_fetch_bytes", topic, 10)
+    assert {topic: one["remote_fetch_bytes"] for topic, one in metrics.topics.items()} == {
+        "a": 20,
+        "b": 10,
+        OTHER_TOPICS: 20,
+    }
+    assert metrics.remote_fetch_bytes == 50
+    part = TopicGauges(CopyLag(1, 2), CopyLag(3, 4), 5, 6)
+    sums = by_topic((topic, part) for topic in ("a", "b", "c", "d", "b"))
+    twice = TopicGauges(CopyLag(2, 4), CopyLag(6, 8), 10, 12)
+    assert sums == {"a": part, "b": twice, OTHER_TOPICS: twice}

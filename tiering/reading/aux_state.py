@@ -158,14 +158,14 @@ class RemoteAuxStates:
         """Does the work when the metadata is read, as one of a bounded number, with the
         deadline.
         """
-        self._metrics.build_remote_log_aux_state_requests += 1
+        self._metrics.count("build_remote_log_aux_state_requests", partition.topic)
         try:
             await self._ready(partition)
             async with self._turns:
                 async with asyncio.timeout(self._timeout_ms / 1000):
                     return await work()
         except BaseException as error:
-            self._metrics.build_remote_log_aux_state_errors += 1
+            self._metrics.count("build_remote_log_aux_state_errors", partition.topic)
             if isinstance(error, TimeoutError):
                 raise RequestTimedOutError(
                     f"{what} took longer than {self._timeout_ms} ms"

@@ -48,9 +48,9 @@ class Failures:
         self._metrics = metrics
         self._logged: dict[str, tuple[float, int]] = {}  # when in s, failures since
 
-    def typed(self, what: str, error: Exception, now_s: float) -> ApiError:
+    def typed(self, what: str, error: Exception, now_s: float, topic: str) -> ApiError:
         """Counts and logs the failure of a read; returns the error for its client."""
-        self._metrics.remote_fetch_errors += 1
+        self._metrics.count("remote_fetch_errors", topic)
         self._log(what, error, now_s)
         if isinstance(error, ApiError) and error.retriable:
             return error

@@ -158,35 +158,36 @@ class RemoteReader:
     ) -> T:
         """Runs `work` with the deadline. Its errors are typed."""
         self._metrics.reader_pending_tasks += 1
-        self._metrics.remote_fetch_requests += 1
+        self._metrics.count("remote_fetch_requests", partition.topic)
         try:
             async with asyncio.timeout(self._timeout_ms / 1000):
                 return await work
         except TimeoutError:
             self._metrics.remote_fetch_timeouts += 1
             late = RequestTimedOutError(f"{what} took longer than {self._timeout_ms} ms")
-            raise self._failed(what, late) from None
+            raise self._failed(partition, what, late) from None
         except OffsetOutOfRangeError:
             raise
         except RemoteResourceNotFoundError as error:
             gone = self._gone(partition, log, offset, error)
             known = isinstance(gone, OffsetOutOfRangeError)
-            raise gone if known else self._failed(what, gone) from error
+            raise gone if known else self._failed(partition, what, gone) from error
         except RemoteStorageNotReadyError:
             raise
         except RemoteReadBusyError:
             self._metrics.remote_fetch_busy += 1
             raise
         except Exception as error:  # of the metadata's plug-in, too
-            failed = self._failed(what, error)
+            failed = self._failed(partition, what, error)
             if failed is error:
                 raise
             raise failed from error
         finally:
             self._metrics.reader_pending_tasks -= 1
 
-    def _failed(self, what: str, error: Exception) -> ApiError:
-        return self._failures.typed(what, error, asyncio.get_running_loop().time())
+    def _failed(self, partition: TopicIdPartition, what: str, error: Exception) -> ApiError:
+        now_s = asyncio.get_running_loop().time()
+        return self._failures.typed(what, error, now_s, partition.topic)
 
     async def _read(
         self, partition: TopicIdPartition, log: Log, offset: int, max_bytes: int

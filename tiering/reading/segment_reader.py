@@ -148,7 +148,8 @@ class SegmentReader:
         size = min(position + HEADER_BYTES, segment.segment_size_bytes) - start
         data = await self.slice(segment, start, size)
         extent = self._checked(segment, data, start, position - start)
-        self._metrics.remote_fetch_bytes += extent.size_bytes
+        topic = segment.topic_id_partition.topic
+        self._metrics.count("remote_fetch_bytes", topic, extent.size_bytes)
         return memoryview(data)[: extent.size_bytes], start + extent.size_bytes
 
     async def batch(

@@ -269,7 +269,8 @@ class Copier:
         hosted.ended(metadata.id)
         hosted.refusal = None
         self.learn(hosted)
-        self._metrics.remote_copy_bytes += segment.size_bytes
+        topic = hosted.partition.topic
+        self._metrics.count("remote_copy_bytes", topic, segment.size_bytes)
         logger.info(
             "copied %s [%d, %d]", hosted.partition, metadata.start_offset, metadata.end_offset
         )
@@ -325,11 +326,12 @@ class Copier:
     async def _upload(
         self, metadata: RemoteLogSegmentMetadata, files: SegmentFiles
     ) -> bytes | None:
-        self._metrics.remote_copy_requests += 1
+        topic = metadata.topic_id_partition.topic
+        self._metrics.count("remote_copy_requests", topic)
         try:
             custom = await self._uploads.upload(metadata, files)
         except Exception:
-            self._metrics.remote_copy_errors += 1
+            self._metrics.count("remote_copy_errors", topic)
             raise
         if custom is not None and len(custom) > self._custom_bytes_max:
             raise RemoteStorageError(

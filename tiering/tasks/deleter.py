@@ -76,13 +76,14 @@ class SegmentDeleter:
         """Deletes the segment in any state, and what is cached of it. Raises the errors of storage
         and metadata.
         """
-        self._metrics.remote_delete_requests += 1
+        topic = segment.topic_id_partition.topic
+        self._metrics.count("remote_delete_requests", topic)
         try:
             await self._record(segment, RemoteLogSegmentState.DELETE_SEGMENT_STARTED)
             await self.delete_objects(segment)
             await self._record(segment, RemoteLogSegmentState.DELETE_SEGMENT_FINISHED)
         except Exception:
-            self._metrics.remote_delete_errors += 1
+            self._metrics.count("remote_delete_errors", topic)
             raise
         forget_on_disk = self._forget(segment)
         await asyncio.get_running_loop().run_in_executor(self._pool, forget_on_disk)

@@ -24,6 +24,7 @@ from tidemark.config import ServerConfig
 from tidemark.errors import TidemarkError
 from tidemark.types import REMOTE_LOG_METADATA_TOPIC, TopicIdPartition, TopicPartition
 from tiering.errors import RemoteResourceNotFoundError
+from tiering.failing import REMOVE, FailedTasks
 from tiering.metadata.manager import RemoteLogMetadataManager
 from tiering.metadata.segments import (
     RemoteLogSegmentMetadata,
@@ -88,6 +89,7 @@ class PartitionRemover:
         cluster: TierCluster,
         now_ms: Callable[[], int],
         rng: random.Random,
+        failed_tasks: FailedTasks | None = None,
     ) -> None:
         self._config = config
         self._metadata = metadata
@@ -96,6 +98,7 @@ class PartitionRemover:
         self._cluster = cluster
         self._now_ms = now_ms
         self._random = rng
+        self._failed = failed_tasks or FailedTasks()
         self._absent: dict[TopicIdPartition, tuple[float, int]] = {}
         self._unfinished: dict[UUID, float] = {}
 
@@ -129,10 +132,13 @@ class PartitionRemover:
         owned, complete = self._metadata.recorded_partitions(self._leads)
         gone = [partition for partition in owned if self._is_gone(partition)]
         self._absent = {p: seen for p, seen in self._absent.items() if p in set(gone)}
+        self._failed.keep(REMOVE, set(gone))
         for partition in gone:
             try:
                 await self._remove(partition)
+                self._failed.succeed(REMOVE, partition)
             except Exception as error:  # a plug-in may raise anything; the next pass tries again
+                self._failed.fail(REMOVE, partition, error)
                 level = logging.WARNING if isinstance(error, TidemarkError | OSError) else 40
                 logger.log(level, "removing %s from the tier: %r", partition, error)
                 complete = False

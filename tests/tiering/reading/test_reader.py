@@ -329,8 +329,8 @@ def test_failures_of_one_cause_are_counted_in_the_next_line_a_minute_later(
 ) -> None:
     failures = Failures(RemoteMetrics())
     for now_s in (0.0, 1.0, 59.0, 60.0):
-        failures.typed("a read", RemoteStorageError("no"), now_s)
-    failures.typed("a read", RuntimeError("another cause"), 60.0)
+        failures.typed("a read", RemoteStorageError("no"), now_s, "tale")
+    failures.typed("a read", RuntimeError("another cause"), 60.0, "tale")
     assert [one.getMessage() for one in caplog.records] == [
         "a read: no",
         "a read: no; 2 more by RemoteStorageError since the last line",
