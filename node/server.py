@@ -22,6 +22,7 @@ from commitlog.disk.sync_times import SYNC_TIMES
 from node.broker import BrokerServer
 from node.runtime.clock import Clock
 from node.runtime.loop_lag import LoopLag, LoopWatch
+from node.runtime.settings import FollowedSettings
 from node.runtime.storage import NodeStorage, open_storage
 from node.runtime.tasks import cancel_all, every, spawn
 from quorum.replica.loader import MetadataLoader
@@ -112,6 +113,8 @@ class Server:
             self.broker = BrokerServer(
                 config, storage, self.raft, self.loader, self._clock, self.on_fatal, self._meters
             )
+        else:
+            self.loader.add_publisher(FollowedSettings(config, self._meters.reconfigure))
         self.raft.register(self.loader)
         if config.is_controller:
             self.controller = ControllerServer(

@@ -113,6 +113,17 @@ def value_of(settings: Any, key: str) -> Any:
     return value_of(getattr(settings, owner), key)
 
 
+def with_values(settings: T, altered: Mapping[str, Any]) -> T:
+    """A copy of `settings` with other values by attribute, also of attributes of its sections."""
+    changes = {k: v for k, v in altered.items() if hasattr(settings, k)}
+    for part, kind in _sections(type(settings)).items():
+        names = {field.name for field in keys_of(kind).values()}
+        inner = {k: v for k, v in altered.items() if k in names and k not in changes}
+        if inner:
+            changes[part] = with_values(getattr(settings, part), inner)
+    return dataclasses.replace(settings, **changes) if changes else settings  # type: ignore[type-var]
+
+
 def types_of(settings_class: type[Any]) -> Mapping[str, Any]:
     """The types of a class's attributes, and of its sections'.
 

@@ -10,7 +10,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tidemark.config.definition import convert, keys_of, setting, types_of, unknown_key
+from tidemark.config.definition import (
+    convert,
+    keys_of,
+    setting,
+    types_of,
+    unknown_key,
+    with_values,
+)
 from tidemark.config.server import ServerConfig
 from tidemark.errors import InvalidConfigError, TidemarkError
 
@@ -251,6 +258,7 @@ _OF_BROKERS = frozenset(
         "remote.log.manager.copy.max.bytes.per.second",
         "remote.log.manager.fetch.max.bytes.per.second",
         "replica.alter.log.dirs.io.max.bytes.per.second",
+        "slow.request.threshold.ms",
     }
 )
 
@@ -287,7 +295,7 @@ def altered_server(server: ServerConfig, *dynamic: Mapping[str, str]) -> ServerC
     altered: dict[str, Any] = {}
     for overrides in dynamic:
         altered |= validate_dynamic_configs(overrides)
-    return dataclasses.replace(server, **altered) if altered else server
+    return with_values(server, altered)
 
 
 def server_defaults(server: ServerConfig, *dynamic: Mapping[str, str]) -> TopicConfig:

@@ -21,6 +21,7 @@ import grpc.aio
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
+from tidemark.config import ServerConfig
 from tidemark.wire.channel import CLIENT_ID_KEY
 
 logger = logging.getLogger(__name__)
@@ -143,13 +144,21 @@ class RequestMeters:
     def __init__(self, slow_ms: int = 0, clock_s: Callable[[], float] = time.perf_counter) -> None:
         """Requests that take longer than `slow_ms` are logged; 0: none."""
         self.clock_s = clock_s
-        self.slow_s = slow_ms / 1000 if slow_ms else float("inf")
+        self.set_slow_ms(slow_ms)
         self.by_api: dict[str, ApiMeter] = {}
         self.sessions = {"consumer": 0, "follower": 0}
         """Fetch sessions that are open, by their side."""
         self.produce = self.of("Produce")
         self.consumer_fetch = self.of("FetchConsumer")
         self.follower_fetch = self.of("FetchFollower")
+
+    def set_slow_ms(self, slow_ms: int) -> None:
+        """Sets the time from which on requests are logged; 0: none."""
+        self.slow_s = slow_ms / 1000 if slow_ms else float("inf")
+
+    def reconfigure(self, config: ServerConfig) -> None:
+        """Applies settings that were altered while the node runs."""
+        self.set_slow_ms(config.observation.slow_request_threshold_ms)
 
     def of(self, api: str) -> ApiMeter:
         """The meter of an API by Kafka's name for it, or by the RPC's."""
