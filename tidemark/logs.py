@@ -10,7 +10,7 @@ import json
 import logging
 import sys
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TextIO
@@ -29,6 +29,8 @@ LEVELS = {
 _TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _SILENCE_S = 60.0
 _LINES_MAX = 1_000
+_RECENT_MAX, _RECENT_CHARS_MAX = 1_000, 2_000
+_recent: deque[str] = deque(maxlen=_RECENT_MAX)
 
 
 class JsonFormatter(logging.Formatter):
@@ -88,6 +90,24 @@ class Repeats(logging.Filter):
         return True
 
 
+class _Remembering(logging.StreamHandler[TextIO]):
+    """Writes lines, and keeps the last ones for `recent_lines`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = super().format(record)
+        _recent.append(text[:_RECENT_CHARS_MAX])
+        return text
+
+
+def recent_lines(max_lines: int = 0) -> list[str]:
+    """The newest lines of this process's log, oldest first; 0 or below: all that are kept.
+
+    A thousand are kept, each up to 2,000 characters.
+    """
+    kept = list(_recent)
+    return kept[-max_lines:] if max_lines > 0 else kept
+
+
 def setup(
     level: int = logging.INFO,
     style: str = "text",
@@ -95,7 +115,7 @@ def setup(
     stream: TextIO | None = None,
 ) -> None:
     """Replaces the handlers of the root logger by one for `stream`, by default stderr."""
-    handler = logging.StreamHandler(stream or sys.stderr)
+    handler = _Remembering(stream or sys.stderr)
     handler.setFormatter(JsonFormatter(node_id) if style == "json" else logging.Formatter(_TEXT))
     handler.addFilter(Repeats())
     root = logging.getLogger()

@@ -91,6 +91,21 @@ class BrokerLogDirs:
                     await asyncio.sleep(0)  # each creates a directory durably
         return response
 
+    def failed_tasks(self, count: int) -> list[admin_pb2.DescribeNodeResponse.FailedTask]:
+        """Tasks of the tier whose last try failed, the worst first."""
+        failed = [] if self._tier is None else self._tier.metrics.failed_tasks.worst(count)
+        return [
+            admin_pb2.DescribeNodeResponse.FailedTask(
+                task=one.task,
+                topic=one.partition.topic,
+                partition_index=one.partition.partition,
+                failures=one.failures,
+                since_ms=one.since_ms,
+                last_error=one.error,
+            )
+            for one in failed
+        ]
+
     async def _remote_size(self, hosted: HostedPartition) -> int:
         if self._tier is None or not hosted.config.remote_storage_enable:
             return 0

@@ -207,6 +207,8 @@ _ADMIN: Mapping[str, Row] = {
     "DescribeAcls": _cluster(acls.DESCRIBE),
     "AlterUserScramCredentials": _cluster(acls.ALTER, changes=True),
     "DescribeUserScramCredentials": _cluster(acls.DESCRIBE),
+    "DescribeNode": _cluster(acls.DESCRIBE),
+    "DescribeNodeLog": _cluster(acls.ALTER_CONFIGS),  # as for the levels of the node's loggers
 }
 
 _GROUPS: Mapping[str, Row] = {

@@ -11,6 +11,7 @@ forwarded is not forwarded again.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -29,6 +30,7 @@ from quorum.services import admin_answers
 from quorum.services.config_answers import describe_configs
 from quorum.services.controller_client import FORWARDED, ControllerClient
 from quorum.services.logger_answers import alter_loggers, names_loggers
+from quorum.services.node_answers import FAILED_TASKS_MAX, describe_node, describe_node_log
 from quorum.services.quota_answers import describe_client_quotas
 from quorum.services.security_answers import describe_acls, describe_scram_users
 from quorum.services.serving import Context, add_service, answered
@@ -78,6 +80,9 @@ class LogDirAdmin(Protocol):
     async def alter_replica_log_dirs(
         self, request: admin_pb2.AlterReplicaLogDirsRequest
     ) -> admin_pb2.AlterReplicaLogDirsResponse: ...
+
+    def failed_tasks(self, count: int) -> list[admin_pb2.DescribeNodeResponse.FailedTask]:
+        """At most `count` tasks of the tier whose last try failed, the worst first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +199,13 @@ async def _update_features(call: _Call) -> Any:
     return await change_kraft_version(node.quorum, node.image, voters, call.request)
 
 
+async def _describe_node(call: _Call) -> Any:
+    """Serves DescribeNode. A disk that hangs holds up a thread, and not the loop."""
+    node = call.node
+    failed = [] if node.log_dirs is None else node.log_dirs.failed_tasks(FAILED_TASKS_MAX)
+    return await asyncio.to_thread(describe_node, node.config, failed)
+
+
 async def _describe_quorum(call: _Call) -> Any:
     """Returns the leader's description, or this node's own view if no leader answers."""
     if call.active_controller() is None:
@@ -259,6 +271,8 @@ _ROWS = (
     _by_voter(raft_pb2.AddRaftVoterRequest, voters_codec.add_request_from_proto),
     _by_voter(raft_pb2.RemoveRaftVoterRequest, voters_codec.remove_request_from_proto),
     _Row(raft_pb2.DescribeQuorumRequest, _describe_quorum),
+    _Row(admin_pb2.DescribeNodeRequest, _describe_node),
+    _by_any_node(admin_pb2.DescribeNodeLogRequest, lambda _, request: describe_node_log(request)),
     _Row(admin_pb2.UpdateFeaturesRequest, _update_features),
     _Row(admin_pb2.IncrementalAlterConfigsRequest, _alter_configs),
 )

@@ -16,8 +16,7 @@ from tidemark.v1 import admin_pb2
 _Request = admin_pb2.IncrementalAlterConfigsRequest
 _Entry = admin_pb2.DescribeConfigsResponse.Entry
 
-SOURCE = 6
-"""Kafka's DYNAMIC_BROKER_LOGGER_CONFIG."""
+SOURCE = admin_pb2.DescribeConfigsResponse.DYNAMIC_BROKER_LOGGER_CONFIG
 
 
 def names_loggers(request: _Request) -> bool:
@@ -46,7 +45,7 @@ def describe_loggers(node_id: int, name: str) -> Iterator[_Entry]:
     """All loggers with the levels in effect. Raises InvalidRequestError."""
     check_node(node_id, name)
     for logger, level in logs.levels().items():
-        yield _Entry(name=logger, value=level, source=SOURCE, type="STRING")  # type: ignore[arg-type]
+        yield _Entry(name=logger, value=level, source=SOURCE, type="STRING")
 
 
 def alter_loggers(node_id: int, request: _Request) -> admin_pb2.IncrementalAlterConfigsResponse:

@@ -18,6 +18,7 @@ from tidemark.client.models import (
     LogDirDescription,
     NodeDescription,
     NodeFeatures,
+    NodeState,
     PartitionDescription,
     PartitionReassignment,
     QuorumDescription,
@@ -69,6 +70,20 @@ def quorum(leader: int | None, *voters: QuorumReplica) -> QuorumDescription:
     return QuorumDescription(leader, 3, 100, voters, (), nodes)
 
 
+class FakeNodes:
+    """Stands for `Admin.nodes`."""
+
+    def __init__(self) -> None:
+        self.states: dict[int, NodeState | ApiError] = {}
+        self.lines: dict[int, list[str] | ApiError] = {}
+
+    def describe(self) -> dict[int, NodeState | ApiError]:
+        return self.states
+
+    def logs(self) -> dict[int, list[str] | ApiError]:
+        return self.lines
+
+
 class FakeAdmin:
     """Stands for `tidemark.client.sync.Admin`; commands call the class itself."""
 
@@ -85,6 +100,7 @@ class FakeAdmin:
         self.settings: dict[ConfigResource, list[ConfigEntry]] = {}
         self.quotas: dict[QuotaEntity, dict[str, float]] = {}
         self.calls: list[tuple[Any, ...]] = []
+        self.nodes = FakeNodes()
 
     def __call__(self, bootstrap_servers: str) -> FakeAdmin:
         return self
@@ -100,8 +116,11 @@ class FakeAdmin:
 
     # Answers.
 
-    def describe_log_dirs(self, brokers: Sequence[int]) -> dict[int, list[LogDirDescription]]:
-        return {broker: self.log_dirs.get(broker, []) for broker in brokers}
+    def describe_log_dirs(
+        self, brokers: Sequence[int] | None = None
+    ) -> dict[int, list[LogDirDescription]]:
+        wanted = [b.node_id for b in self.brokers] if brokers is None else brokers
+        return {broker: self.log_dirs.get(broker, []) for broker in wanted}
 
     def describe_cluster(self) -> ClusterDescription:
         return ClusterDescription("fake", self.quorum.leader_id, tuple(self.brokers))

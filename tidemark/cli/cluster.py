@@ -1,9 +1,9 @@
 """`tidemark cluster health`: problems of the cluster; exit status 0 only if there are none.
 
 critical: records cannot be written or read (no active controller, no leader, an ISR below
-min.insync.replicas). warning: a further failure could make it so (a fenced broker, a replica out of
-sync, a failed or full disk, a tier that lags). So do a controller that lags and a damaged metadata
-log.
+min.insync.replicas, a certificate past its end). warning: a further failure could make it so, after
+a fenced broker, a replica out of sync, a failed or full disk. So do a tier that lags or fails, a
+certificate near its end, a controller that lags and a damaged metadata log.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import typer
 
 from tidemark.cli.disk_health import disk_problems
 from tidemark.cli.leaderless import in_service, way_back
+from tidemark.cli.node_health import node_problems
 from tidemark.cli.output import json_of, print_json, print_line, print_table
 from tidemark.cli.problems import Problem
 from tidemark.cli.session import Session, with_session
@@ -48,8 +49,13 @@ def health(
     min_free_percent: Annotated[
         int, typer.Option(help="The least free part of a disk.", min=0, max=100)
     ] = 10,
+    min_certificate_days: Annotated[
+        int, typer.Option(help="How long a certificate has to be valid, in days.", min=0)
+    ] = 14,
 ) -> None:
     """Tell what is wrong with brokers, disks, partitions and controllers; 0 healthy, 1 not."""
+    import time
+
     from tidemark.cli.brokers import all_topics
 
     with session.admin() as admin:
@@ -67,6 +73,11 @@ def health(
             problems += disk_problems(disks, max_copy_lag_bytes, min_free_percent)
         except TidemarkError as error:
             problems.append(Problem("warning", "disks unknown", "brokers", str(error)))
+        try:
+            now_ms, nodes = int(time.time() * 1000), admin.nodes.describe()
+            problems += node_problems(nodes, in_service(cluster), now_ms, min_certificate_days)
+        except TidemarkError as error:
+            problems.append(Problem("warning", "nodes unknown", "cluster", str(error)))
     status = status_of(problems)
     facts = {
         "status": status,

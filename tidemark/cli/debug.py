@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from tidemark.cli.output import print_line
-from tidemark.errors import NetworkError
+from tidemark.cli.output import print_line, reason_of
+from tidemark.cli.session import Session, with_session
+from tidemark.errors import NetworkError, TidemarkError
 
 app = typer.Typer(help="Where a node stands, asked on its own host.", no_args_is_help=True)
 
@@ -38,21 +39,44 @@ def top(at: At = "127.0.0.1:9404") -> None:
 
 
 @app.command("bundle")
+@with_session
 def bundle(
-    output: Annotated[Path, typer.Argument(help="The .tar.gz to write.")], at: At = "127.0.0.1:9404"
+    session: Session,
+    output: Annotated[Path, typer.Argument(help="The .tar.gz to write.")],
+    at: At = "127.0.0.1:9404",
 ) -> None:
-    """Write metrics, probes, stacks and samples of a node into an archive, without settings."""
-    import io
-    import tarfile
-    import time
+    """Write the state of cluster and nodes, their settings without secrets, and their logs' ends.
 
-    with tarfile.open(output, "w:gz") as archive:
-        for path in _BUNDLED:
-            data = _asked(at, path, probe=True).encode()
-            entry = tarfile.TarInfo(f"{path.replace('/', '-')}.txt")
-            entry.size, entry.mtime = len(data), int(time.time())
-            archive.addfile(entry, io.BytesIO(data))
-    print_line(f"wrote {output}")
+    Metrics, probes and stacks are of the node at --at alone. manifest.json in the archive names
+    what could not be had.
+    """
+    import time
+    from functools import partial
+
+    import tidemark
+    from tidemark.cli.bundle import Bundle, add_cluster
+
+    made, now_s = Bundle(), int(time.time())
+    for path in _BUNDLED:
+        name = f"{path.replace('/', '-')}.txt"
+        made.add(name, partial(_asked, at, path, probe=True))
+        if name in made.missing:
+            break  # so do the others, each after its time limit
+    try:
+        with session.admin() as admin:
+            add_cluster(made, admin)
+    except TidemarkError as error:
+        made.missing["cluster.json"] = reason_of(error)
+    facts = {
+        "created_s": now_s,
+        "version": tidemark.__version__,
+        "bootstrap_server": session.bootstrap,
+        "at": at,
+    }
+    made.write(output, facts, now_s)
+    lines = [f"missing: {name}: {reason}" for name, reason in sorted(made.missing.items())]
+    value = {"file": str(output), "files": sorted(made.files), "missing": made.missing}
+    session.tell(value, [*lines, f"wrote {output}, {len(made.files)} files"])
 
 
 def _asked(at: str, path: str, probe: bool = False) -> str:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
+from tidemark.client.admin_nodes import AsyncNodeAdmin
 from tidemark.client.admin_security import AsyncSecurityAdmin
 from tidemark.client.closing import AsyncCloses
 from tidemark.client.connections import Connections, Security, parse_bootstrap_servers
@@ -59,6 +60,7 @@ class AdminCalls(AsyncCloses):
             self._connections, self._metadata, self._retry, self._rng
         )
         self.security = AsyncSecurityAdmin(self._ask, default_api_timeout_ms)
+        self.nodes = AsyncNodeAdmin(self._ask, self._send, self._with_retries, self._metadata)
 
     async def close(self) -> None:
         """Closes the connections."""

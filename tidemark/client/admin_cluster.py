@@ -361,7 +361,8 @@ class ClusterAdmin(AdminCalls):
         """
         if resource.type == ConfigResourceType.TOPIC or not resource.name.isdigit():
             return None
-        return self._metadata.address(int(resource.name))
+        node_id = int(resource.name)
+        return self._metadata.address(node_id) or self.nodes.controllers.get(node_id)
 
 
 def _resource(resource: ConfigResource) -> admin_pb2.ConfigResource:

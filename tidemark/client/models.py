@@ -338,6 +338,40 @@ class LogDirDescription:
 
 
 @dataclass(frozen=True, slots=True)
+class ListenerCertificate:
+    """The certificate that a listener shows, as its files are now.
+
+    With an `error_message` they can not be read, and the listener keeps its former one.
+    """
+
+    listener: str
+    subject: str
+    not_after_ms: int
+    error_message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class FailedTask:
+    """Work of a broker on remote segments whose last `failures` tries failed, since `since_ms`."""
+
+    task: str
+    topic_partition: TopicPartition
+    failures: int
+    since_ms: int
+    last_error: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeState:
+    """State of a node's process that no metadata has."""
+
+    node_id: int
+    version: str
+    certificates: tuple[ListenerCertificate, ...]
+    failed_tasks: tuple[FailedTask, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class AlterConfigOp:
     """One change of a setting; `op` is SET, DELETE, or for lists APPEND or SUBTRACT.
 

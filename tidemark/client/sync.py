@@ -16,6 +16,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from uuid import UUID
 
 from tidemark.client.admin import AsyncAdmin
+from tidemark.client.admin_nodes import NodeAdmin
 from tidemark.client.admin_security import SecurityAdmin
 from tidemark.client.admission import check_record
 from tidemark.client.batch import RECORD_OVERHEAD_BYTES, header_bytes
@@ -529,6 +530,7 @@ class Admin(Face):
         self._core: AsyncAdmin
         self.groups = GroupAdmin(self._core.groups, self._thread.run)
         self.transactions = TransactionAdmin(self._core.transactions, self._thread.run)
+        self.nodes = NodeAdmin(self._core.nodes, self._thread.run)
         self.security = SecurityAdmin(self._core.security, self._thread.run)
 
     close = _blocking(AsyncAdmin.close)

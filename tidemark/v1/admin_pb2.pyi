@@ -1101,6 +1101,8 @@ class DescribeConfigsResponse(_message.Message):
         DYNAMIC_DEFAULT_BROKER_CONFIG: DescribeConfigsResponse._Source.ValueType  # 3
         STATIC_BROKER_CONFIG: DescribeConfigsResponse._Source.ValueType  # 4
         DEFAULT_CONFIG: DescribeConfigsResponse._Source.ValueType  # 5
+        DYNAMIC_BROKER_LOGGER_CONFIG: DescribeConfigsResponse._Source.ValueType  # 6
+        """of a logger, until its node restarts"""
 
     class Source(_Source, metaclass=_SourceEnumTypeWrapper): ...
     UNKNOWN_SOURCE: DescribeConfigsResponse.Source.ValueType  # 0
@@ -1109,6 +1111,8 @@ class DescribeConfigsResponse(_message.Message):
     DYNAMIC_DEFAULT_BROKER_CONFIG: DescribeConfigsResponse.Source.ValueType  # 3
     STATIC_BROKER_CONFIG: DescribeConfigsResponse.Source.ValueType  # 4
     DEFAULT_CONFIG: DescribeConfigsResponse.Source.ValueType  # 5
+    DYNAMIC_BROKER_LOGGER_CONFIG: DescribeConfigsResponse.Source.ValueType  # 6
+    """of a logger, until its node restarts"""
 
     @_typing.final
     class Result(_message.Message):
@@ -2703,3 +2707,174 @@ class DescribeUserScramCredentialsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DescribeUserScramCredentialsResponse: _TypeAlias = DescribeUserScramCredentialsResponse  # noqa: Y015
+
+@_typing.final
+class DescribeNodeRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeNodeRequest: _TypeAlias = DescribeNodeRequest  # noqa: Y015
+
+@_typing.final
+class DescribeNodeResponse(_message.Message):
+    """State of a broker's or a controller's process that no metadata has."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class Certificate(_message.Message):
+        """The certificate that a listener shows, as its files are now."""
+
+        DESCRIPTOR: _descriptor.Descriptor
+
+        LISTENER_FIELD_NUMBER: _builtins.int
+        SUBJECT_FIELD_NUMBER: _builtins.int
+        NOT_AFTER_MS_FIELD_NUMBER: _builtins.int
+        ERROR_MESSAGE_FIELD_NUMBER: _builtins.int
+        listener: _builtins.str
+        subject: _builtins.str
+        not_after_ms: _builtins.int
+        """its end, since 1970"""
+        error_message: _builtins.str
+        """reason why the files can not be read; the listener keeps its former certificate"""
+        def __init__(
+            self,
+            *,
+            listener: _builtins.str = ...,
+            subject: _builtins.str = ...,
+            not_after_ms: _builtins.int = ...,
+            error_message: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["error_message", b"error_message", "listener", b"listener", "not_after_ms", b"not_after_ms", "subject", b"subject"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class FailedTask(_message.Message):
+        """Work on a partition's remote segments whose last try failed."""
+
+        DESCRIPTOR: _descriptor.Descriptor
+
+        TASK_FIELD_NUMBER: _builtins.int
+        TOPIC_FIELD_NUMBER: _builtins.int
+        PARTITION_INDEX_FIELD_NUMBER: _builtins.int
+        FAILURES_FIELD_NUMBER: _builtins.int
+        SINCE_MS_FIELD_NUMBER: _builtins.int
+        LAST_ERROR_FIELD_NUMBER: _builtins.int
+        task: _builtins.str
+        """copy, delete, history or remove"""
+        topic: _builtins.str
+        partition_index: _builtins.int
+        failures: _builtins.int
+        """in a row"""
+        since_ms: _builtins.int
+        """wall-clock time of the first of them"""
+        last_error: _builtins.str
+        def __init__(
+            self,
+            *,
+            task: _builtins.str = ...,
+            topic: _builtins.str = ...,
+            partition_index: _builtins.int = ...,
+            failures: _builtins.int = ...,
+            since_ms: _builtins.int = ...,
+            last_error: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["failures", b"failures", "last_error", b"last_error", "partition_index", b"partition_index", "since_ms", b"since_ms", "task", b"task", "topic", b"topic"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    ERROR_CODE_FIELD_NUMBER: _builtins.int
+    ERROR_MESSAGE_FIELD_NUMBER: _builtins.int
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    CERTIFICATES_FIELD_NUMBER: _builtins.int
+    FAILED_TASKS_FIELD_NUMBER: _builtins.int
+    error_code: _errors_pb2.ErrorCode.ValueType
+    error_message: _builtins.str
+    node_id: _builtins.int
+    version: _builtins.str
+    """of the software"""
+    @_builtins.property
+    def certificates(self) -> _containers.RepeatedCompositeFieldContainer[Global___DescribeNodeResponse.Certificate]: ...
+    @_builtins.property
+    def failed_tasks(self) -> _containers.RepeatedCompositeFieldContainer[Global___DescribeNodeResponse.FailedTask]:
+        """of the tier, at most 1000: those that failed most often first"""
+
+    def __init__(
+        self,
+        *,
+        error_code: _errors_pb2.ErrorCode.ValueType = ...,
+        error_message: _builtins.str = ...,
+        node_id: _builtins.int = ...,
+        version: _builtins.str = ...,
+        certificates: _abc.Iterable[Global___DescribeNodeResponse.Certificate] | None = ...,
+        failed_tasks: _abc.Iterable[Global___DescribeNodeResponse.FailedTask] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificates", b"certificates", "error_code", b"error_code", "error_message", b"error_message", "failed_tasks", b"failed_tasks", "node_id", b"node_id", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeNodeResponse: _TypeAlias = DescribeNodeResponse  # noqa: Y015
+
+@_typing.final
+class DescribeNodeLogRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MAX_LINES_FIELD_NUMBER: _builtins.int
+    max_lines: _builtins.int
+    """0 or below: all that the node remembers"""
+    def __init__(
+        self,
+        *,
+        max_lines: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_lines", b"max_lines"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeNodeLogRequest: _TypeAlias = DescribeNodeLogRequest  # noqa: Y015
+
+@_typing.final
+class DescribeNodeLogResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ERROR_CODE_FIELD_NUMBER: _builtins.int
+    ERROR_MESSAGE_FIELD_NUMBER: _builtins.int
+    LINES_FIELD_NUMBER: _builtins.int
+    error_code: _errors_pb2.ErrorCode.ValueType
+    error_message: _builtins.str
+    @_builtins.property
+    def lines(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """the newest ones, oldest first; long ones are cut"""
+
+    def __init__(
+        self,
+        *,
+        error_code: _errors_pb2.ErrorCode.ValueType = ...,
+        error_message: _builtins.str = ...,
+        lines: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error_code", b"error_code", "error_message", b"error_message", "lines", b"lines"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeNodeLogResponse: _TypeAlias = DescribeNodeLogResponse  # noqa: Y015

@@ -166,6 +166,16 @@ class AdminStub:
                 request_serializer=tidemark_dot_v1_dot_admin__pb2.DescribeUserScramCredentialsRequest.SerializeToString,
                 response_deserializer=tidemark_dot_v1_dot_admin__pb2.DescribeUserScramCredentialsResponse.FromString,
                 _registered_method=True)
+        self.DescribeNode = channel.unary_unary(
+                '/tidemark.v1.Admin/DescribeNode',
+                request_serializer=tidemark_dot_v1_dot_admin__pb2.DescribeNodeRequest.SerializeToString,
+                response_deserializer=tidemark_dot_v1_dot_admin__pb2.DescribeNodeResponse.FromString,
+                _registered_method=True)
+        self.DescribeNodeLog = channel.unary_unary(
+                '/tidemark.v1.Admin/DescribeNodeLog',
+                request_serializer=tidemark_dot_v1_dot_admin__pb2.DescribeNodeLogRequest.SerializeToString,
+                response_deserializer=tidemark_dot_v1_dot_admin__pb2.DescribeNodeLogResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServicer:
@@ -332,6 +342,20 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DescribeNode(self, request, context):
+        """about the answering node
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DescribeNodeLog(self, request, context):
+        """of the answering node
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -464,6 +488,16 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.DescribeUserScramCredentials,
                     request_deserializer=tidemark_dot_v1_dot_admin__pb2.DescribeUserScramCredentialsRequest.FromString,
                     response_serializer=tidemark_dot_v1_dot_admin__pb2.DescribeUserScramCredentialsResponse.SerializeToString,
+            ),
+            'DescribeNode': grpc.unary_unary_rpc_method_handler(
+                    servicer.DescribeNode,
+                    request_deserializer=tidemark_dot_v1_dot_admin__pb2.DescribeNodeRequest.FromString,
+                    response_serializer=tidemark_dot_v1_dot_admin__pb2.DescribeNodeResponse.SerializeToString,
+            ),
+            'DescribeNodeLog': grpc.unary_unary_rpc_method_handler(
+                    servicer.DescribeNodeLog,
+                    request_deserializer=tidemark_dot_v1_dot_admin__pb2.DescribeNodeLogRequest.FromString,
+                    response_serializer=tidemark_dot_v1_dot_admin__pb2.DescribeNodeLogResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1169,6 +1203,60 @@ class Admin:
             '/tidemark.v1.Admin/DescribeUserScramCredentials',
             tidemark_dot_v1_dot_admin__pb2.DescribeUserScramCredentialsRequest.SerializeToString,
             tidemark_dot_v1_dot_admin__pb2.DescribeUserScramCredentialsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DescribeNode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidemark.v1.Admin/DescribeNode',
+            tidemark_dot_v1_dot_admin__pb2.DescribeNodeRequest.SerializeToString,
+            tidemark_dot_v1_dot_admin__pb2.DescribeNodeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DescribeNodeLog(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidemark.v1.Admin/DescribeNodeLog',
+            tidemark_dot_v1_dot_admin__pb2.DescribeNodeLogRequest.SerializeToString,
+            tidemark_dot_v1_dot_admin__pb2.DescribeNodeLogResponse.FromString,
             options,
             channel_credentials,
             insecure,

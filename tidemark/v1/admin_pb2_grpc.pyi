@@ -68,6 +68,10 @@ class AdminStub:
     DescribeAcls: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DescribeAclsRequest, _admin_pb2.DescribeAclsResponse]
     AlterUserScramCredentials: _grpc.UnaryUnaryMultiCallable[_admin_pb2.AlterUserScramCredentialsRequest, _admin_pb2.AlterUserScramCredentialsResponse]
     DescribeUserScramCredentials: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DescribeUserScramCredentialsRequest, _admin_pb2.DescribeUserScramCredentialsResponse]
+    DescribeNode: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DescribeNodeRequest, _admin_pb2.DescribeNodeResponse]
+    """about the answering node"""
+    DescribeNodeLog: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DescribeNodeLogRequest, _admin_pb2.DescribeNodeLogResponse]
+    """of the answering node"""
 
 @_typing.type_check_only
 class AdminAsyncStub(AdminStub):
@@ -104,6 +108,10 @@ class AdminAsyncStub(AdminStub):
     DescribeAcls: _aio.UnaryUnaryMultiCallable[_admin_pb2.DescribeAclsRequest, _admin_pb2.DescribeAclsResponse]  # type: ignore[assignment]
     AlterUserScramCredentials: _aio.UnaryUnaryMultiCallable[_admin_pb2.AlterUserScramCredentialsRequest, _admin_pb2.AlterUserScramCredentialsResponse]  # type: ignore[assignment]
     DescribeUserScramCredentials: _aio.UnaryUnaryMultiCallable[_admin_pb2.DescribeUserScramCredentialsRequest, _admin_pb2.DescribeUserScramCredentialsResponse]  # type: ignore[assignment]
+    DescribeNode: _aio.UnaryUnaryMultiCallable[_admin_pb2.DescribeNodeRequest, _admin_pb2.DescribeNodeResponse]  # type: ignore[assignment]
+    """about the answering node"""
+    DescribeNodeLog: _aio.UnaryUnaryMultiCallable[_admin_pb2.DescribeNodeLogRequest, _admin_pb2.DescribeNodeLogResponse]  # type: ignore[assignment]
+    """of the answering node"""
 
 class AdminServicer(metaclass=_abc_1.ABCMeta):
     """For clients, on every listener. A topic with TOPIC_ALREADY_EXISTS after a retry may be the one that the first try made."""
@@ -293,5 +301,21 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.DescribeUserScramCredentialsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.DescribeUserScramCredentialsResponse, _abc.Awaitable[_admin_pb2.DescribeUserScramCredentialsResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def DescribeNode(
+        self,
+        request: _admin_pb2.DescribeNodeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.DescribeNodeResponse, _abc.Awaitable[_admin_pb2.DescribeNodeResponse]]:
+        """about the answering node"""
+
+    @_abc_1.abstractmethod
+    def DescribeNodeLog(
+        self,
+        request: _admin_pb2.DescribeNodeLogRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.DescribeNodeLogResponse, _abc.Awaitable[_admin_pb2.DescribeNodeLogResponse]]:
+        """of the answering node"""
 
 def add_AdminServicer_to_server(servicer: AdminServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

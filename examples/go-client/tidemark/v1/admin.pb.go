@@ -87,6 +87,7 @@ const (
 	DescribeConfigsResponse_DYNAMIC_DEFAULT_BROKER_CONFIG DescribeConfigsResponse_Source = 3
 	DescribeConfigsResponse_STATIC_BROKER_CONFIG          DescribeConfigsResponse_Source = 4
 	DescribeConfigsResponse_DEFAULT_CONFIG                DescribeConfigsResponse_Source = 5
+	DescribeConfigsResponse_DYNAMIC_BROKER_LOGGER_CONFIG  DescribeConfigsResponse_Source = 6 // of a logger, until its node restarts
 )
 
 // Enum value maps for DescribeConfigsResponse_Source.
@@ -98,6 +99,7 @@ var (
 		3: "DYNAMIC_DEFAULT_BROKER_CONFIG",
 		4: "STATIC_BROKER_CONFIG",
 		5: "DEFAULT_CONFIG",
+		6: "DYNAMIC_BROKER_LOGGER_CONFIG",
 	}
 	DescribeConfigsResponse_Source_value = map[string]int32{
 		"UNKNOWN_SOURCE":                0,
@@ -106,6 +108,7 @@ var (
 		"DYNAMIC_DEFAULT_BROKER_CONFIG": 3,
 		"STATIC_BROKER_CONFIG":          4,
 		"DEFAULT_CONFIG":                5,
+		"DYNAMIC_BROKER_LOGGER_CONFIG":  6,
 	}
 )
 
@@ -3026,6 +3029,231 @@ func (x *DescribeUserScramCredentialsResponse) GetResults() []*DescribeUserScram
 	return nil
 }
 
+type DescribeNodeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DescribeNodeRequest) Reset() {
+	*x = DescribeNodeRequest{}
+	mi := &file_tidemark_v1_admin_proto_msgTypes[48]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DescribeNodeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DescribeNodeRequest) ProtoMessage() {}
+
+func (x *DescribeNodeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_tidemark_v1_admin_proto_msgTypes[48]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DescribeNodeRequest.ProtoReflect.Descriptor instead.
+func (*DescribeNodeRequest) Descriptor() ([]byte, []int) {
+	return file_tidemark_v1_admin_proto_rawDescGZIP(), []int{48}
+}
+
+// State of a broker's or a controller's process that no metadata has.
+type DescribeNodeResponse struct {
+	state         protoimpl.MessageState              `protogen:"open.v1"`
+	ErrorCode     ErrorCode                           `protobuf:"varint,1,opt,name=error_code,json=errorCode,proto3,enum=tidemark.v1.ErrorCode" json:"error_code,omitempty"`
+	ErrorMessage  string                              `protobuf:"bytes,2,opt,name=error_message,json=errorMessage,proto3" json:"error_message,omitempty"`
+	NodeId        int32                               `protobuf:"varint,3,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	Version       string                              `protobuf:"bytes,4,opt,name=version,proto3" json:"version,omitempty"` // of the software
+	Certificates  []*DescribeNodeResponse_Certificate `protobuf:"bytes,5,rep,name=certificates,proto3" json:"certificates,omitempty"`
+	FailedTasks   []*DescribeNodeResponse_FailedTask  `protobuf:"bytes,6,rep,name=failed_tasks,json=failedTasks,proto3" json:"failed_tasks,omitempty"` // of the tier, at most 1000: those that failed most often first
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DescribeNodeResponse) Reset() {
+	*x = DescribeNodeResponse{}
+	mi := &file_tidemark_v1_admin_proto_msgTypes[49]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DescribeNodeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DescribeNodeResponse) ProtoMessage() {}
+
+func (x *DescribeNodeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_tidemark_v1_admin_proto_msgTypes[49]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DescribeNodeResponse.ProtoReflect.Descriptor instead.
+func (*DescribeNodeResponse) Descriptor() ([]byte, []int) {
+	return file_tidemark_v1_admin_proto_rawDescGZIP(), []int{49}
+}
+
+func (x *DescribeNodeResponse) GetErrorCode() ErrorCode {
+	if x != nil {
+		return x.ErrorCode
+	}
+	return ErrorCode_NONE
+}
+
+func (x *DescribeNodeResponse) GetErrorMessage() string {
+	if x != nil {
+		return x.ErrorMessage
+	}
+	return ""
+}
+
+func (x *DescribeNodeResponse) GetNodeId() int32 {
+	if x != nil {
+		return x.NodeId
+	}
+	return 0
+}
+
+func (x *DescribeNodeResponse) GetVersion() string {
+	if x != nil {
+		return x.Version
+	}
+	return ""
+}
+
+func (x *DescribeNodeResponse) GetCertificates() []*DescribeNodeResponse_Certificate {
+	if x != nil {
+		return x.Certificates
+	}
+	return nil
+}
+
+func (x *DescribeNodeResponse) GetFailedTasks() []*DescribeNodeResponse_FailedTask {
+	if x != nil {
+		return x.FailedTasks
+	}
+	return nil
+}
+
+type DescribeNodeLogRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	MaxLines      int32                  `protobuf:"varint,1,opt,name=max_lines,json=maxLines,proto3" json:"max_lines,omitempty"` // 0 or below: all that the node remembers
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DescribeNodeLogRequest) Reset() {
+	*x = DescribeNodeLogRequest{}
+	mi := &file_tidemark_v1_admin_proto_msgTypes[50]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DescribeNodeLogRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DescribeNodeLogRequest) ProtoMessage() {}
+
+func (x *DescribeNodeLogRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_tidemark_v1_admin_proto_msgTypes[50]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DescribeNodeLogRequest.ProtoReflect.Descriptor instead.
+func (*DescribeNodeLogRequest) Descriptor() ([]byte, []int) {
+	return file_tidemark_v1_admin_proto_rawDescGZIP(), []int{50}
+}
+
+func (x *DescribeNodeLogRequest) GetMaxLines() int32 {
+	if x != nil {
+		return x.MaxLines
+	}
+	return 0
+}
+
+type DescribeNodeLogResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	ErrorCode     ErrorCode              `protobuf:"varint,1,opt,name=error_code,json=errorCode,proto3,enum=tidemark.v1.ErrorCode" json:"error_code,omitempty"`
+	ErrorMessage  string                 `protobuf:"bytes,2,opt,name=error_message,json=errorMessage,proto3" json:"error_message,omitempty"`
+	Lines         []string               `protobuf:"bytes,3,rep,name=lines,proto3" json:"lines,omitempty"` // the newest ones, oldest first; long ones are cut
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DescribeNodeLogResponse) Reset() {
+	*x = DescribeNodeLogResponse{}
+	mi := &file_tidemark_v1_admin_proto_msgTypes[51]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DescribeNodeLogResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DescribeNodeLogResponse) ProtoMessage() {}
+
+func (x *DescribeNodeLogResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_tidemark_v1_admin_proto_msgTypes[51]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DescribeNodeLogResponse.ProtoReflect.Descriptor instead.
+func (*DescribeNodeLogResponse) Descriptor() ([]byte, []int) {
+	return file_tidemark_v1_admin_proto_rawDescGZIP(), []int{51}
+}
+
+func (x *DescribeNodeLogResponse) GetErrorCode() ErrorCode {
+	if x != nil {
+		return x.ErrorCode
+	}
+	return ErrorCode_NONE
+}
+
+func (x *DescribeNodeLogResponse) GetErrorMessage() string {
+	if x != nil {
+		return x.ErrorMessage
+	}
+	return ""
+}
+
+func (x *DescribeNodeLogResponse) GetLines() []string {
+	if x != nil {
+		return x.Lines
+	}
+	return nil
+}
+
 type CreateTopicsRequest_CreatableTopic struct {
 	state             protoimpl.MessageState                   `protogen:"open.v1"`
 	Name              string                                   `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -3040,7 +3268,7 @@ type CreateTopicsRequest_CreatableTopic struct {
 
 func (x *CreateTopicsRequest_CreatableTopic) Reset() {
 	*x = CreateTopicsRequest_CreatableTopic{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[48]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3052,7 +3280,7 @@ func (x *CreateTopicsRequest_CreatableTopic) String() string {
 func (*CreateTopicsRequest_CreatableTopic) ProtoMessage() {}
 
 func (x *CreateTopicsRequest_CreatableTopic) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[48]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3122,7 +3350,7 @@ type CreateTopicsRequest_TierRebuild struct {
 
 func (x *CreateTopicsRequest_TierRebuild) Reset() {
 	*x = CreateTopicsRequest_TierRebuild{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[49]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3134,7 +3362,7 @@ func (x *CreateTopicsRequest_TierRebuild) String() string {
 func (*CreateTopicsRequest_TierRebuild) ProtoMessage() {}
 
 func (x *CreateTopicsRequest_TierRebuild) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[49]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3174,7 +3402,7 @@ type CreateTopicsRequest_ReplicaAssignment struct {
 
 func (x *CreateTopicsRequest_ReplicaAssignment) Reset() {
 	*x = CreateTopicsRequest_ReplicaAssignment{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[50]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3186,7 +3414,7 @@ func (x *CreateTopicsRequest_ReplicaAssignment) String() string {
 func (*CreateTopicsRequest_ReplicaAssignment) ProtoMessage() {}
 
 func (x *CreateTopicsRequest_ReplicaAssignment) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[50]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3230,7 +3458,7 @@ type CreateTopicsResponse_Topic struct {
 
 func (x *CreateTopicsResponse_Topic) Reset() {
 	*x = CreateTopicsResponse_Topic{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[52]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3242,7 +3470,7 @@ func (x *CreateTopicsResponse_Topic) String() string {
 func (*CreateTopicsResponse_Topic) ProtoMessage() {}
 
 func (x *CreateTopicsResponse_Topic) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[52]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3312,7 +3540,7 @@ type DeleteTopicsResponse_Topic struct {
 
 func (x *DeleteTopicsResponse_Topic) Reset() {
 	*x = DeleteTopicsResponse_Topic{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[53]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3324,7 +3552,7 @@ func (x *DeleteTopicsResponse_Topic) String() string {
 func (*DeleteTopicsResponse_Topic) ProtoMessage() {}
 
 func (x *DeleteTopicsResponse_Topic) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[53]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3380,7 +3608,7 @@ type ListTopicsResponse_Topic struct {
 
 func (x *ListTopicsResponse_Topic) Reset() {
 	*x = ListTopicsResponse_Topic{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[54]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3392,7 +3620,7 @@ func (x *ListTopicsResponse_Topic) String() string {
 func (*ListTopicsResponse_Topic) ProtoMessage() {}
 
 func (x *ListTopicsResponse_Topic) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[54]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3450,7 +3678,7 @@ type DescribeTopicsResponse_Topic struct {
 
 func (x *DescribeTopicsResponse_Topic) Reset() {
 	*x = DescribeTopicsResponse_Topic{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[55]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3462,7 +3690,7 @@ func (x *DescribeTopicsResponse_Topic) String() string {
 func (*DescribeTopicsResponse_Topic) ProtoMessage() {}
 
 func (x *DescribeTopicsResponse_Topic) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[55]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3537,7 +3765,7 @@ type DescribeTopicsResponse_Partition struct {
 
 func (x *DescribeTopicsResponse_Partition) Reset() {
 	*x = DescribeTopicsResponse_Partition{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[56]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3549,7 +3777,7 @@ func (x *DescribeTopicsResponse_Partition) String() string {
 func (*DescribeTopicsResponse_Partition) ProtoMessage() {}
 
 func (x *DescribeTopicsResponse_Partition) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[56]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3642,7 +3870,7 @@ type DescribeLogDirsResponse_LogDir struct {
 
 func (x *DescribeLogDirsResponse_LogDir) Reset() {
 	*x = DescribeLogDirsResponse_LogDir{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[58]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3654,7 +3882,7 @@ func (x *DescribeLogDirsResponse_LogDir) String() string {
 func (*DescribeLogDirsResponse_LogDir) ProtoMessage() {}
 
 func (x *DescribeLogDirsResponse_LogDir) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[58]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3735,7 +3963,7 @@ type DescribeLogDirsResponse_Partition struct {
 
 func (x *DescribeLogDirsResponse_Partition) Reset() {
 	*x = DescribeLogDirsResponse_Partition{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[59]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3747,7 +3975,7 @@ func (x *DescribeLogDirsResponse_Partition) String() string {
 func (*DescribeLogDirsResponse_Partition) ProtoMessage() {}
 
 func (x *DescribeLogDirsResponse_Partition) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[59]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3878,7 +4106,7 @@ type AlterReplicaLogDirsRequest_Directory struct {
 
 func (x *AlterReplicaLogDirsRequest_Directory) Reset() {
 	*x = AlterReplicaLogDirsRequest_Directory{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[60]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3890,7 +4118,7 @@ func (x *AlterReplicaLogDirsRequest_Directory) String() string {
 func (*AlterReplicaLogDirsRequest_Directory) ProtoMessage() {}
 
 func (x *AlterReplicaLogDirsRequest_Directory) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[60]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3930,7 +4158,7 @@ type AlterReplicaLogDirsRequest_Topic struct {
 
 func (x *AlterReplicaLogDirsRequest_Topic) Reset() {
 	*x = AlterReplicaLogDirsRequest_Topic{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[61]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3942,7 +4170,7 @@ func (x *AlterReplicaLogDirsRequest_Topic) String() string {
 func (*AlterReplicaLogDirsRequest_Topic) ProtoMessage() {}
 
 func (x *AlterReplicaLogDirsRequest_Topic) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[61]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3982,7 +4210,7 @@ type AlterReplicaLogDirsResponse_Topic struct {
 
 func (x *AlterReplicaLogDirsResponse_Topic) Reset() {
 	*x = AlterReplicaLogDirsResponse_Topic{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[62]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3994,7 +4222,7 @@ func (x *AlterReplicaLogDirsResponse_Topic) String() string {
 func (*AlterReplicaLogDirsResponse_Topic) ProtoMessage() {}
 
 func (x *AlterReplicaLogDirsResponse_Topic) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[62]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4035,7 +4263,7 @@ type AlterReplicaLogDirsResponse_Partition struct {
 
 func (x *AlterReplicaLogDirsResponse_Partition) Reset() {
 	*x = AlterReplicaLogDirsResponse_Partition{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[63]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4047,7 +4275,7 @@ func (x *AlterReplicaLogDirsResponse_Partition) String() string {
 func (*AlterReplicaLogDirsResponse_Partition) ProtoMessage() {}
 
 func (x *AlterReplicaLogDirsResponse_Partition) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[63]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4094,7 +4322,7 @@ type IncrementalAlterConfigsRequest_Resource struct {
 
 func (x *IncrementalAlterConfigsRequest_Resource) Reset() {
 	*x = IncrementalAlterConfigsRequest_Resource{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[64]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4106,7 +4334,7 @@ func (x *IncrementalAlterConfigsRequest_Resource) String() string {
 func (*IncrementalAlterConfigsRequest_Resource) ProtoMessage() {}
 
 func (x *IncrementalAlterConfigsRequest_Resource) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[64]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4147,7 +4375,7 @@ type IncrementalAlterConfigsRequest_Op struct {
 
 func (x *IncrementalAlterConfigsRequest_Op) Reset() {
 	*x = IncrementalAlterConfigsRequest_Op{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[65]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4159,7 +4387,7 @@ func (x *IncrementalAlterConfigsRequest_Op) String() string {
 func (*IncrementalAlterConfigsRequest_Op) ProtoMessage() {}
 
 func (x *IncrementalAlterConfigsRequest_Op) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[65]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4207,7 +4435,7 @@ type IncrementalAlterConfigsResponse_Resource struct {
 
 func (x *IncrementalAlterConfigsResponse_Resource) Reset() {
 	*x = IncrementalAlterConfigsResponse_Resource{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[66]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4219,7 +4447,7 @@ func (x *IncrementalAlterConfigsResponse_Resource) String() string {
 func (*IncrementalAlterConfigsResponse_Resource) ProtoMessage() {}
 
 func (x *IncrementalAlterConfigsResponse_Resource) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[66]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4266,7 +4494,7 @@ type DescribeConfigsRequest_Resource struct {
 
 func (x *DescribeConfigsRequest_Resource) Reset() {
 	*x = DescribeConfigsRequest_Resource{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[67]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4278,7 +4506,7 @@ func (x *DescribeConfigsRequest_Resource) String() string {
 func (*DescribeConfigsRequest_Resource) ProtoMessage() {}
 
 func (x *DescribeConfigsRequest_Resource) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[67]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4320,7 +4548,7 @@ type DescribeConfigsResponse_Result struct {
 
 func (x *DescribeConfigsResponse_Result) Reset() {
 	*x = DescribeConfigsResponse_Result{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[68]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4332,7 +4560,7 @@ func (x *DescribeConfigsResponse_Result) String() string {
 func (*DescribeConfigsResponse_Result) ProtoMessage() {}
 
 func (x *DescribeConfigsResponse_Result) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[68]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4391,7 +4619,7 @@ type DescribeConfigsResponse_Entry struct {
 
 func (x *DescribeConfigsResponse_Entry) Reset() {
 	*x = DescribeConfigsResponse_Entry{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[69]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4403,7 +4631,7 @@ func (x *DescribeConfigsResponse_Entry) String() string {
 func (*DescribeConfigsResponse_Entry) ProtoMessage() {}
 
 func (x *DescribeConfigsResponse_Entry) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[69]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4479,7 +4707,7 @@ type DescribeConfigsResponse_Synonym struct {
 
 func (x *DescribeConfigsResponse_Synonym) Reset() {
 	*x = DescribeConfigsResponse_Synonym{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[70]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4491,7 +4719,7 @@ func (x *DescribeConfigsResponse_Synonym) String() string {
 func (*DescribeConfigsResponse_Synonym) ProtoMessage() {}
 
 func (x *DescribeConfigsResponse_Synonym) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[70]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4539,7 +4767,7 @@ type CreatePartitionsRequest_Topic struct {
 
 func (x *CreatePartitionsRequest_Topic) Reset() {
 	*x = CreatePartitionsRequest_Topic{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[71]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4551,7 +4779,7 @@ func (x *CreatePartitionsRequest_Topic) String() string {
 func (*CreatePartitionsRequest_Topic) ProtoMessage() {}
 
 func (x *CreatePartitionsRequest_Topic) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[71]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4597,7 +4825,7 @@ type CreatePartitionsRequest_Assignment struct {
 
 func (x *CreatePartitionsRequest_Assignment) Reset() {
 	*x = CreatePartitionsRequest_Assignment{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[72]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4609,7 +4837,7 @@ func (x *CreatePartitionsRequest_Assignment) String() string {
 func (*CreatePartitionsRequest_Assignment) ProtoMessage() {}
 
 func (x *CreatePartitionsRequest_Assignment) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[72]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4643,7 +4871,7 @@ type CreatePartitionsResponse_Topic struct {
 
 func (x *CreatePartitionsResponse_Topic) Reset() {
 	*x = CreatePartitionsResponse_Topic{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[73]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4655,7 +4883,7 @@ func (x *CreatePartitionsResponse_Topic) String() string {
 func (*CreatePartitionsResponse_Topic) ProtoMessage() {}
 
 func (x *CreatePartitionsResponse_Topic) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[73]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4703,7 +4931,7 @@ type AlterPartitionReassignmentsRequest_Partition struct {
 
 func (x *AlterPartitionReassignmentsRequest_Partition) Reset() {
 	*x = AlterPartitionReassignmentsRequest_Partition{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[74]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4715,7 +4943,7 @@ func (x *AlterPartitionReassignmentsRequest_Partition) String() string {
 func (*AlterPartitionReassignmentsRequest_Partition) ProtoMessage() {}
 
 func (x *AlterPartitionReassignmentsRequest_Partition) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[74]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4761,7 +4989,7 @@ type AlterPartitionReassignmentsRequest_Replicas struct {
 
 func (x *AlterPartitionReassignmentsRequest_Replicas) Reset() {
 	*x = AlterPartitionReassignmentsRequest_Replicas{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[75]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4773,7 +5001,7 @@ func (x *AlterPartitionReassignmentsRequest_Replicas) String() string {
 func (*AlterPartitionReassignmentsRequest_Replicas) ProtoMessage() {}
 
 func (x *AlterPartitionReassignmentsRequest_Replicas) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[75]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4808,7 +5036,7 @@ type AlterPartitionReassignmentsResponse_Partition struct {
 
 func (x *AlterPartitionReassignmentsResponse_Partition) Reset() {
 	*x = AlterPartitionReassignmentsResponse_Partition{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[76]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4820,7 +5048,7 @@ func (x *AlterPartitionReassignmentsResponse_Partition) String() string {
 func (*AlterPartitionReassignmentsResponse_Partition) ProtoMessage() {}
 
 func (x *AlterPartitionReassignmentsResponse_Partition) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[76]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4874,7 +5102,7 @@ type ListPartitionReassignmentsRequest_TopicPartitions struct {
 
 func (x *ListPartitionReassignmentsRequest_TopicPartitions) Reset() {
 	*x = ListPartitionReassignmentsRequest_TopicPartitions{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[77]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4886,7 +5114,7 @@ func (x *ListPartitionReassignmentsRequest_TopicPartitions) String() string {
 func (*ListPartitionReassignmentsRequest_TopicPartitions) ProtoMessage() {}
 
 func (x *ListPartitionReassignmentsRequest_TopicPartitions) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[77]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4929,7 +5157,7 @@ type ListPartitionReassignmentsResponse_Partition struct {
 
 func (x *ListPartitionReassignmentsResponse_Partition) Reset() {
 	*x = ListPartitionReassignmentsResponse_Partition{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[78]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4941,7 +5169,7 @@ func (x *ListPartitionReassignmentsResponse_Partition) String() string {
 func (*ListPartitionReassignmentsResponse_Partition) ProtoMessage() {}
 
 func (x *ListPartitionReassignmentsResponse_Partition) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[78]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5002,7 +5230,7 @@ type ElectLeadersRequest_Partition struct {
 
 func (x *ElectLeadersRequest_Partition) Reset() {
 	*x = ElectLeadersRequest_Partition{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[79]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5014,7 +5242,7 @@ func (x *ElectLeadersRequest_Partition) String() string {
 func (*ElectLeadersRequest_Partition) ProtoMessage() {}
 
 func (x *ElectLeadersRequest_Partition) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[79]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5056,7 +5284,7 @@ type ElectLeadersResponse_Partition struct {
 
 func (x *ElectLeadersResponse_Partition) Reset() {
 	*x = ElectLeadersResponse_Partition{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[80]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5068,7 +5296,7 @@ func (x *ElectLeadersResponse_Partition) String() string {
 func (*ElectLeadersResponse_Partition) ProtoMessage() {}
 
 func (x *ElectLeadersResponse_Partition) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[80]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5123,7 +5351,7 @@ type UpdateFeaturesRequest_Update struct {
 
 func (x *UpdateFeaturesRequest_Update) Reset() {
 	*x = UpdateFeaturesRequest_Update{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[81]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5135,7 +5363,7 @@ func (x *UpdateFeaturesRequest_Update) String() string {
 func (*UpdateFeaturesRequest_Update) ProtoMessage() {}
 
 func (x *UpdateFeaturesRequest_Update) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[81]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5183,7 +5411,7 @@ type UpdateFeaturesResponse_Result struct {
 
 func (x *UpdateFeaturesResponse_Result) Reset() {
 	*x = UpdateFeaturesResponse_Result{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[82]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5195,7 +5423,7 @@ func (x *UpdateFeaturesResponse_Result) String() string {
 func (*UpdateFeaturesResponse_Result) ProtoMessage() {}
 
 func (x *UpdateFeaturesResponse_Result) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[82]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5245,7 +5473,7 @@ type DescribeFeaturesResponse_Feature struct {
 
 func (x *DescribeFeaturesResponse_Feature) Reset() {
 	*x = DescribeFeaturesResponse_Feature{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[83]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5257,7 +5485,7 @@ func (x *DescribeFeaturesResponse_Feature) String() string {
 func (*DescribeFeaturesResponse_Feature) ProtoMessage() {}
 
 func (x *DescribeFeaturesResponse_Feature) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[83]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5320,7 +5548,7 @@ type DescribeFeaturesResponse_NodeFeatures struct {
 
 func (x *DescribeFeaturesResponse_NodeFeatures) Reset() {
 	*x = DescribeFeaturesResponse_NodeFeatures{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[84]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5332,7 +5560,7 @@ func (x *DescribeFeaturesResponse_NodeFeatures) String() string {
 func (*DescribeFeaturesResponse_NodeFeatures) ProtoMessage() {}
 
 func (x *DescribeFeaturesResponse_NodeFeatures) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[84]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5387,7 +5615,7 @@ type DescribeClientQuotasRequest_Component struct {
 
 func (x *DescribeClientQuotasRequest_Component) Reset() {
 	*x = DescribeClientQuotasRequest_Component{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[85]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5399,7 +5627,7 @@ func (x *DescribeClientQuotasRequest_Component) String() string {
 func (*DescribeClientQuotasRequest_Component) ProtoMessage() {}
 
 func (x *DescribeClientQuotasRequest_Component) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[85]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5446,7 +5674,7 @@ type DescribeClientQuotasResponse_Entry struct {
 
 func (x *DescribeClientQuotasResponse_Entry) Reset() {
 	*x = DescribeClientQuotasResponse_Entry{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[86]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5458,7 +5686,7 @@ func (x *DescribeClientQuotasResponse_Entry) String() string {
 func (*DescribeClientQuotasResponse_Entry) ProtoMessage() {}
 
 func (x *DescribeClientQuotasResponse_Entry) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[86]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5498,7 +5726,7 @@ type AlterClientQuotasRequest_Entry struct {
 
 func (x *AlterClientQuotasRequest_Entry) Reset() {
 	*x = AlterClientQuotasRequest_Entry{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[88]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5510,7 +5738,7 @@ func (x *AlterClientQuotasRequest_Entry) String() string {
 func (*AlterClientQuotasRequest_Entry) ProtoMessage() {}
 
 func (x *AlterClientQuotasRequest_Entry) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[88]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5551,7 +5779,7 @@ type AlterClientQuotasRequest_Op struct {
 
 func (x *AlterClientQuotasRequest_Op) Reset() {
 	*x = AlterClientQuotasRequest_Op{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[89]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5563,7 +5791,7 @@ func (x *AlterClientQuotasRequest_Op) String() string {
 func (*AlterClientQuotasRequest_Op) ProtoMessage() {}
 
 func (x *AlterClientQuotasRequest_Op) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[89]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5611,7 +5839,7 @@ type AlterClientQuotasResponse_Entry struct {
 
 func (x *AlterClientQuotasResponse_Entry) Reset() {
 	*x = AlterClientQuotasResponse_Entry{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[90]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5623,7 +5851,7 @@ func (x *AlterClientQuotasResponse_Entry) String() string {
 func (*AlterClientQuotasResponse_Entry) ProtoMessage() {}
 
 func (x *AlterClientQuotasResponse_Entry) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[90]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5670,7 +5898,7 @@ type CreateAclsResponse_Result struct {
 
 func (x *CreateAclsResponse_Result) Reset() {
 	*x = CreateAclsResponse_Result{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[91]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5682,7 +5910,7 @@ func (x *CreateAclsResponse_Result) String() string {
 func (*CreateAclsResponse_Result) ProtoMessage() {}
 
 func (x *CreateAclsResponse_Result) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[91]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5723,7 +5951,7 @@ type DeleteAclsResponse_Result struct {
 
 func (x *DeleteAclsResponse_Result) Reset() {
 	*x = DeleteAclsResponse_Result{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[92]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5735,7 +5963,7 @@ func (x *DeleteAclsResponse_Result) String() string {
 func (*DeleteAclsResponse_Result) ProtoMessage() {}
 
 func (x *DeleteAclsResponse_Result) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[92]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5785,7 +6013,7 @@ type AlterUserScramCredentialsRequest_Upsertion struct {
 
 func (x *AlterUserScramCredentialsRequest_Upsertion) Reset() {
 	*x = AlterUserScramCredentialsRequest_Upsertion{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[93]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5797,7 +6025,7 @@ func (x *AlterUserScramCredentialsRequest_Upsertion) String() string {
 func (*AlterUserScramCredentialsRequest_Upsertion) ProtoMessage() {}
 
 func (x *AlterUserScramCredentialsRequest_Upsertion) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[93]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5858,7 +6086,7 @@ type AlterUserScramCredentialsRequest_Deletion struct {
 
 func (x *AlterUserScramCredentialsRequest_Deletion) Reset() {
 	*x = AlterUserScramCredentialsRequest_Deletion{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[94]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5870,7 +6098,7 @@ func (x *AlterUserScramCredentialsRequest_Deletion) String() string {
 func (*AlterUserScramCredentialsRequest_Deletion) ProtoMessage() {}
 
 func (x *AlterUserScramCredentialsRequest_Deletion) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[94]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5911,7 +6139,7 @@ type AlterUserScramCredentialsResponse_Result struct {
 
 func (x *AlterUserScramCredentialsResponse_Result) Reset() {
 	*x = AlterUserScramCredentialsResponse_Result{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[95]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5923,7 +6151,7 @@ func (x *AlterUserScramCredentialsResponse_Result) String() string {
 func (*AlterUserScramCredentialsResponse_Result) ProtoMessage() {}
 
 func (x *AlterUserScramCredentialsResponse_Result) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[95]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5972,7 +6200,7 @@ type DescribeUserScramCredentialsResponse_Result struct {
 
 func (x *DescribeUserScramCredentialsResponse_Result) Reset() {
 	*x = DescribeUserScramCredentialsResponse_Result{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[96]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5984,7 +6212,7 @@ func (x *DescribeUserScramCredentialsResponse_Result) String() string {
 func (*DescribeUserScramCredentialsResponse_Result) ProtoMessage() {}
 
 func (x *DescribeUserScramCredentialsResponse_Result) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[96]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6038,7 +6266,7 @@ type DescribeUserScramCredentialsResponse_CredentialInfo struct {
 
 func (x *DescribeUserScramCredentialsResponse_CredentialInfo) Reset() {
 	*x = DescribeUserScramCredentialsResponse_CredentialInfo{}
-	mi := &file_tidemark_v1_admin_proto_msgTypes[97]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6050,7 +6278,7 @@ func (x *DescribeUserScramCredentialsResponse_CredentialInfo) String() string {
 func (*DescribeUserScramCredentialsResponse_CredentialInfo) ProtoMessage() {}
 
 func (x *DescribeUserScramCredentialsResponse_CredentialInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_admin_proto_msgTypes[97]
+	mi := &file_tidemark_v1_admin_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6078,6 +6306,160 @@ func (x *DescribeUserScramCredentialsResponse_CredentialInfo) GetIterations() in
 		return x.Iterations
 	}
 	return 0
+}
+
+// The certificate that a listener shows, as its files are now.
+type DescribeNodeResponse_Certificate struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Listener      string                 `protobuf:"bytes,1,opt,name=listener,proto3" json:"listener,omitempty"`
+	Subject       string                 `protobuf:"bytes,2,opt,name=subject,proto3" json:"subject,omitempty"`
+	NotAfterMs    int64                  `protobuf:"varint,3,opt,name=not_after_ms,json=notAfterMs,proto3" json:"not_after_ms,omitempty"`    // its end, since 1970
+	ErrorMessage  string                 `protobuf:"bytes,4,opt,name=error_message,json=errorMessage,proto3" json:"error_message,omitempty"` // reason why the files can not be read; the listener keeps its former certificate
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DescribeNodeResponse_Certificate) Reset() {
+	*x = DescribeNodeResponse_Certificate{}
+	mi := &file_tidemark_v1_admin_proto_msgTypes[102]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DescribeNodeResponse_Certificate) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DescribeNodeResponse_Certificate) ProtoMessage() {}
+
+func (x *DescribeNodeResponse_Certificate) ProtoReflect() protoreflect.Message {
+	mi := &file_tidemark_v1_admin_proto_msgTypes[102]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DescribeNodeResponse_Certificate.ProtoReflect.Descriptor instead.
+func (*DescribeNodeResponse_Certificate) Descriptor() ([]byte, []int) {
+	return file_tidemark_v1_admin_proto_rawDescGZIP(), []int{49, 0}
+}
+
+func (x *DescribeNodeResponse_Certificate) GetListener() string {
+	if x != nil {
+		return x.Listener
+	}
+	return ""
+}
+
+func (x *DescribeNodeResponse_Certificate) GetSubject() string {
+	if x != nil {
+		return x.Subject
+	}
+	return ""
+}
+
+func (x *DescribeNodeResponse_Certificate) GetNotAfterMs() int64 {
+	if x != nil {
+		return x.NotAfterMs
+	}
+	return 0
+}
+
+func (x *DescribeNodeResponse_Certificate) GetErrorMessage() string {
+	if x != nil {
+		return x.ErrorMessage
+	}
+	return ""
+}
+
+// Work on a partition's remote segments whose last try failed.
+type DescribeNodeResponse_FailedTask struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	Task           string                 `protobuf:"bytes,1,opt,name=task,proto3" json:"task,omitempty"` // copy, delete, history or remove
+	Topic          string                 `protobuf:"bytes,2,opt,name=topic,proto3" json:"topic,omitempty"`
+	PartitionIndex int32                  `protobuf:"varint,3,opt,name=partition_index,json=partitionIndex,proto3" json:"partition_index,omitempty"`
+	Failures       int64                  `protobuf:"varint,4,opt,name=failures,proto3" json:"failures,omitempty"`              // in a row
+	SinceMs        int64                  `protobuf:"varint,5,opt,name=since_ms,json=sinceMs,proto3" json:"since_ms,omitempty"` // wall-clock time of the first of them
+	LastError      string                 `protobuf:"bytes,6,opt,name=last_error,json=lastError,proto3" json:"last_error,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *DescribeNodeResponse_FailedTask) Reset() {
+	*x = DescribeNodeResponse_FailedTask{}
+	mi := &file_tidemark_v1_admin_proto_msgTypes[103]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DescribeNodeResponse_FailedTask) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DescribeNodeResponse_FailedTask) ProtoMessage() {}
+
+func (x *DescribeNodeResponse_FailedTask) ProtoReflect() protoreflect.Message {
+	mi := &file_tidemark_v1_admin_proto_msgTypes[103]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DescribeNodeResponse_FailedTask.ProtoReflect.Descriptor instead.
+func (*DescribeNodeResponse_FailedTask) Descriptor() ([]byte, []int) {
+	return file_tidemark_v1_admin_proto_rawDescGZIP(), []int{49, 1}
+}
+
+func (x *DescribeNodeResponse_FailedTask) GetTask() string {
+	if x != nil {
+		return x.Task
+	}
+	return ""
+}
+
+func (x *DescribeNodeResponse_FailedTask) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+func (x *DescribeNodeResponse_FailedTask) GetPartitionIndex() int32 {
+	if x != nil {
+		return x.PartitionIndex
+	}
+	return 0
+}
+
+func (x *DescribeNodeResponse_FailedTask) GetFailures() int64 {
+	if x != nil {
+		return x.Failures
+	}
+	return 0
+}
+
+func (x *DescribeNodeResponse_FailedTask) GetSinceMs() int64 {
+	if x != nil {
+		return x.SinceMs
+	}
+	return 0
+}
+
+func (x *DescribeNodeResponse_FailedTask) GetLastError() string {
+	if x != nil {
+		return x.LastError
+	}
+	return ""
 }
 
 var File_tidemark_v1_admin_proto protoreflect.FileDescriptor
@@ -6291,7 +6673,7 @@ const file_tidemark_v1_admin_proto_rawDesc = "" +
 	"\x15include_documentation\x18\x03 \x01(\bR\x14includeDocumentation\x1aY\n" +
 	"\bResource\x127\n" +
 	"\bresource\x18\x01 \x01(\v2\x1b.tidemark.v1.ConfigResourceR\bresource\x12\x14\n" +
-	"\x05names\x18\x02 \x03(\tR\x05names\"\xd3\a\n" +
+	"\x05names\x18\x02 \x03(\tR\x05names\"\xf5\a\n" +
 	"\x17DescribeConfigsResponse\x125\n" +
 	"\n" +
 	"error_code\x18\x01 \x01(\x0e2\x16.tidemark.v1.ErrorCodeR\terrorCode\x12#\n" +
@@ -6314,14 +6696,15 @@ const file_tidemark_v1_admin_proto_rawDesc = "" +
 	"\aSynonym\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value\x12C\n" +
-	"\x06source\x18\x03 \x01(\x0e2+.tidemark.v1.DescribeConfigsResponse.SourceR\x06source\"\x9a\x01\n" +
+	"\x06source\x18\x03 \x01(\x0e2+.tidemark.v1.DescribeConfigsResponse.SourceR\x06source\"\xbc\x01\n" +
 	"\x06Source\x12\x12\n" +
 	"\x0eUNKNOWN_SOURCE\x10\x00\x12\x10\n" +
 	"\fTOPIC_CONFIG\x10\x01\x12\x19\n" +
 	"\x15DYNAMIC_BROKER_CONFIG\x10\x02\x12!\n" +
 	"\x1dDYNAMIC_DEFAULT_BROKER_CONFIG\x10\x03\x12\x18\n" +
 	"\x14STATIC_BROKER_CONFIG\x10\x04\x12\x12\n" +
-	"\x0eDEFAULT_CONFIG\x10\x05\"\xd5\x02\n" +
+	"\x0eDEFAULT_CONFIG\x10\x05\x12 \n" +
+	"\x1cDYNAMIC_BROKER_LOGGER_CONFIG\x10\x06\"\xd5\x02\n" +
 	"\x17CreatePartitionsRequest\x12B\n" +
 	"\x06topics\x18\x01 \x03(\v2*.tidemark.v1.CreatePartitionsRequest.TopicR\x06topics\x12\x1d\n" +
 	"\n" +
@@ -6605,7 +6988,38 @@ const file_tidemark_v1_admin_proto_rawDesc = "" +
 	"\tmechanism\x18\x01 \x01(\x0e2\x1b.tidemark.v1.ScramMechanismR\tmechanism\x12\x1e\n" +
 	"\n" +
 	"iterations\x18\x02 \x01(\x05R\n" +
-	"iterations2\xfd\x13\n" +
+	"iterations\"\x15\n" +
+	"\x13DescribeNodeRequest\"\x8e\x05\n" +
+	"\x14DescribeNodeResponse\x125\n" +
+	"\n" +
+	"error_code\x18\x01 \x01(\x0e2\x16.tidemark.v1.ErrorCodeR\terrorCode\x12#\n" +
+	"\rerror_message\x18\x02 \x01(\tR\ferrorMessage\x12\x17\n" +
+	"\anode_id\x18\x03 \x01(\x05R\x06nodeId\x12\x18\n" +
+	"\aversion\x18\x04 \x01(\tR\aversion\x12Q\n" +
+	"\fcertificates\x18\x05 \x03(\v2-.tidemark.v1.DescribeNodeResponse.CertificateR\fcertificates\x12O\n" +
+	"\ffailed_tasks\x18\x06 \x03(\v2,.tidemark.v1.DescribeNodeResponse.FailedTaskR\vfailedTasks\x1a\x8a\x01\n" +
+	"\vCertificate\x12\x1a\n" +
+	"\blistener\x18\x01 \x01(\tR\blistener\x12\x18\n" +
+	"\asubject\x18\x02 \x01(\tR\asubject\x12 \n" +
+	"\fnot_after_ms\x18\x03 \x01(\x03R\n" +
+	"notAfterMs\x12#\n" +
+	"\rerror_message\x18\x04 \x01(\tR\ferrorMessage\x1a\xb5\x01\n" +
+	"\n" +
+	"FailedTask\x12\x12\n" +
+	"\x04task\x18\x01 \x01(\tR\x04task\x12\x14\n" +
+	"\x05topic\x18\x02 \x01(\tR\x05topic\x12'\n" +
+	"\x0fpartition_index\x18\x03 \x01(\x05R\x0epartitionIndex\x12\x1a\n" +
+	"\bfailures\x18\x04 \x01(\x03R\bfailures\x12\x19\n" +
+	"\bsince_ms\x18\x05 \x01(\x03R\asinceMs\x12\x1d\n" +
+	"\n" +
+	"last_error\x18\x06 \x01(\tR\tlastError\"5\n" +
+	"\x16DescribeNodeLogRequest\x12\x1b\n" +
+	"\tmax_lines\x18\x01 \x01(\x05R\bmaxLines\"\x8b\x01\n" +
+	"\x17DescribeNodeLogResponse\x125\n" +
+	"\n" +
+	"error_code\x18\x01 \x01(\x0e2\x16.tidemark.v1.ErrorCodeR\terrorCode\x12#\n" +
+	"\rerror_message\x18\x02 \x01(\tR\ferrorMessage\x12\x14\n" +
+	"\x05lines\x18\x03 \x03(\tR\x05lines2\xb0\x15\n" +
 	"\x05Admin\x12S\n" +
 	"\fCreateTopics\x12 .tidemark.v1.CreateTopicsRequest\x1a!.tidemark.v1.CreateTopicsResponse\x12S\n" +
 	"\fDeleteTopics\x12 .tidemark.v1.DeleteTopicsRequest\x1a!.tidemark.v1.DeleteTopicsResponse\x12M\n" +
@@ -6635,7 +7049,9 @@ const file_tidemark_v1_admin_proto_rawDesc = "" +
 	"DeleteAcls\x12\x1e.tidemark.v1.DeleteAclsRequest\x1a\x1f.tidemark.v1.DeleteAclsResponse\x12S\n" +
 	"\fDescribeAcls\x12 .tidemark.v1.DescribeAclsRequest\x1a!.tidemark.v1.DescribeAclsResponse\x12z\n" +
 	"\x19AlterUserScramCredentials\x12-.tidemark.v1.AlterUserScramCredentialsRequest\x1a..tidemark.v1.AlterUserScramCredentialsResponse\x12\x83\x01\n" +
-	"\x1cDescribeUserScramCredentials\x120.tidemark.v1.DescribeUserScramCredentialsRequest\x1a1.tidemark.v1.DescribeUserScramCredentialsResponseB\x18Z\x16tidemark/v1;tidemarkv1b\x06proto3"
+	"\x1cDescribeUserScramCredentials\x120.tidemark.v1.DescribeUserScramCredentialsRequest\x1a1.tidemark.v1.DescribeUserScramCredentialsResponse\x12S\n" +
+	"\fDescribeNode\x12 .tidemark.v1.DescribeNodeRequest\x1a!.tidemark.v1.DescribeNodeResponse\x12\\\n" +
+	"\x0fDescribeNodeLog\x12#.tidemark.v1.DescribeNodeLogRequest\x1a$.tidemark.v1.DescribeNodeLogResponseB\x18Z\x16tidemark/v1;tidemarkv1b\x06proto3"
 
 var (
 	file_tidemark_v1_admin_proto_rawDescOnce sync.Once
@@ -6650,7 +7066,7 @@ func file_tidemark_v1_admin_proto_rawDescGZIP() []byte {
 }
 
 var file_tidemark_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_tidemark_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 98)
+var file_tidemark_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 104)
 var file_tidemark_v1_admin_proto_goTypes = []any{
 	(IncrementalAlterConfigsRequest_Type)(0),      // 0: tidemark.v1.IncrementalAlterConfigsRequest.Type
 	(DescribeConfigsResponse_Source)(0),           // 1: tidemark.v1.DescribeConfigsResponse.Source
@@ -6705,248 +7121,262 @@ var file_tidemark_v1_admin_proto_goTypes = []any{
 	(*AlterUserScramCredentialsResponse)(nil),     // 50: tidemark.v1.AlterUserScramCredentialsResponse
 	(*DescribeUserScramCredentialsRequest)(nil),   // 51: tidemark.v1.DescribeUserScramCredentialsRequest
 	(*DescribeUserScramCredentialsResponse)(nil),  // 52: tidemark.v1.DescribeUserScramCredentialsResponse
-	(*CreateTopicsRequest_CreatableTopic)(nil),    // 53: tidemark.v1.CreateTopicsRequest.CreatableTopic
-	(*CreateTopicsRequest_TierRebuild)(nil),       // 54: tidemark.v1.CreateTopicsRequest.TierRebuild
-	(*CreateTopicsRequest_ReplicaAssignment)(nil), // 55: tidemark.v1.CreateTopicsRequest.ReplicaAssignment
-	nil,                                                       // 56: tidemark.v1.CreateTopicsRequest.CreatableTopic.ConfigsEntry
-	(*CreateTopicsResponse_Topic)(nil),                        // 57: tidemark.v1.CreateTopicsResponse.Topic
-	(*DeleteTopicsResponse_Topic)(nil),                        // 58: tidemark.v1.DeleteTopicsResponse.Topic
-	(*ListTopicsResponse_Topic)(nil),                          // 59: tidemark.v1.ListTopicsResponse.Topic
-	(*DescribeTopicsResponse_Topic)(nil),                      // 60: tidemark.v1.DescribeTopicsResponse.Topic
-	(*DescribeTopicsResponse_Partition)(nil),                  // 61: tidemark.v1.DescribeTopicsResponse.Partition
-	nil,                                                       // 62: tidemark.v1.DescribeTopicsResponse.Topic.ConfigsEntry
-	(*DescribeLogDirsResponse_LogDir)(nil),                    // 63: tidemark.v1.DescribeLogDirsResponse.LogDir
-	(*DescribeLogDirsResponse_Partition)(nil),                 // 64: tidemark.v1.DescribeLogDirsResponse.Partition
-	(*AlterReplicaLogDirsRequest_Directory)(nil),              // 65: tidemark.v1.AlterReplicaLogDirsRequest.Directory
-	(*AlterReplicaLogDirsRequest_Topic)(nil),                  // 66: tidemark.v1.AlterReplicaLogDirsRequest.Topic
-	(*AlterReplicaLogDirsResponse_Topic)(nil),                 // 67: tidemark.v1.AlterReplicaLogDirsResponse.Topic
-	(*AlterReplicaLogDirsResponse_Partition)(nil),             // 68: tidemark.v1.AlterReplicaLogDirsResponse.Partition
-	(*IncrementalAlterConfigsRequest_Resource)(nil),           // 69: tidemark.v1.IncrementalAlterConfigsRequest.Resource
-	(*IncrementalAlterConfigsRequest_Op)(nil),                 // 70: tidemark.v1.IncrementalAlterConfigsRequest.Op
-	(*IncrementalAlterConfigsResponse_Resource)(nil),          // 71: tidemark.v1.IncrementalAlterConfigsResponse.Resource
-	(*DescribeConfigsRequest_Resource)(nil),                   // 72: tidemark.v1.DescribeConfigsRequest.Resource
-	(*DescribeConfigsResponse_Result)(nil),                    // 73: tidemark.v1.DescribeConfigsResponse.Result
-	(*DescribeConfigsResponse_Entry)(nil),                     // 74: tidemark.v1.DescribeConfigsResponse.Entry
-	(*DescribeConfigsResponse_Synonym)(nil),                   // 75: tidemark.v1.DescribeConfigsResponse.Synonym
-	(*CreatePartitionsRequest_Topic)(nil),                     // 76: tidemark.v1.CreatePartitionsRequest.Topic
-	(*CreatePartitionsRequest_Assignment)(nil),                // 77: tidemark.v1.CreatePartitionsRequest.Assignment
-	(*CreatePartitionsResponse_Topic)(nil),                    // 78: tidemark.v1.CreatePartitionsResponse.Topic
-	(*AlterPartitionReassignmentsRequest_Partition)(nil),      // 79: tidemark.v1.AlterPartitionReassignmentsRequest.Partition
-	(*AlterPartitionReassignmentsRequest_Replicas)(nil),       // 80: tidemark.v1.AlterPartitionReassignmentsRequest.Replicas
-	(*AlterPartitionReassignmentsResponse_Partition)(nil),     // 81: tidemark.v1.AlterPartitionReassignmentsResponse.Partition
-	(*ListPartitionReassignmentsRequest_TopicPartitions)(nil), // 82: tidemark.v1.ListPartitionReassignmentsRequest.TopicPartitions
-	(*ListPartitionReassignmentsResponse_Partition)(nil),      // 83: tidemark.v1.ListPartitionReassignmentsResponse.Partition
-	(*ElectLeadersRequest_Partition)(nil),                     // 84: tidemark.v1.ElectLeadersRequest.Partition
-	(*ElectLeadersResponse_Partition)(nil),                    // 85: tidemark.v1.ElectLeadersResponse.Partition
-	(*UpdateFeaturesRequest_Update)(nil),                      // 86: tidemark.v1.UpdateFeaturesRequest.Update
-	(*UpdateFeaturesResponse_Result)(nil),                     // 87: tidemark.v1.UpdateFeaturesResponse.Result
-	(*DescribeFeaturesResponse_Feature)(nil),                  // 88: tidemark.v1.DescribeFeaturesResponse.Feature
-	(*DescribeFeaturesResponse_NodeFeatures)(nil),             // 89: tidemark.v1.DescribeFeaturesResponse.NodeFeatures
-	(*DescribeClientQuotasRequest_Component)(nil),             // 90: tidemark.v1.DescribeClientQuotasRequest.Component
-	(*DescribeClientQuotasResponse_Entry)(nil),                // 91: tidemark.v1.DescribeClientQuotasResponse.Entry
-	nil,                                                         // 92: tidemark.v1.DescribeClientQuotasResponse.Entry.ValuesEntry
-	(*AlterClientQuotasRequest_Entry)(nil),                      // 93: tidemark.v1.AlterClientQuotasRequest.Entry
-	(*AlterClientQuotasRequest_Op)(nil),                         // 94: tidemark.v1.AlterClientQuotasRequest.Op
-	(*AlterClientQuotasResponse_Entry)(nil),                     // 95: tidemark.v1.AlterClientQuotasResponse.Entry
-	(*CreateAclsResponse_Result)(nil),                           // 96: tidemark.v1.CreateAclsResponse.Result
-	(*DeleteAclsResponse_Result)(nil),                           // 97: tidemark.v1.DeleteAclsResponse.Result
-	(*AlterUserScramCredentialsRequest_Upsertion)(nil),          // 98: tidemark.v1.AlterUserScramCredentialsRequest.Upsertion
-	(*AlterUserScramCredentialsRequest_Deletion)(nil),           // 99: tidemark.v1.AlterUserScramCredentialsRequest.Deletion
-	(*AlterUserScramCredentialsResponse_Result)(nil),            // 100: tidemark.v1.AlterUserScramCredentialsResponse.Result
-	(*DescribeUserScramCredentialsResponse_Result)(nil),         // 101: tidemark.v1.DescribeUserScramCredentialsResponse.Result
-	(*DescribeUserScramCredentialsResponse_CredentialInfo)(nil), // 102: tidemark.v1.DescribeUserScramCredentialsResponse.CredentialInfo
-	(ErrorCode)(0),                                              // 103: tidemark.v1.ErrorCode
-	(*Node)(nil),                                                // 104: tidemark.v1.Node
-	(*AclBinding)(nil),                                          // 105: tidemark.v1.AclBinding
-	(AclResourceType)(0),                                        // 106: tidemark.v1.AclResourceType
-	(AclPatternType)(0),                                         // 107: tidemark.v1.AclPatternType
-	(AclOperation)(0),                                           // 108: tidemark.v1.AclOperation
-	(AclPermission)(0),                                          // 109: tidemark.v1.AclPermission
-	(*FeatureRange)(nil),                                        // 110: tidemark.v1.FeatureRange
-	(*Endpoint)(nil),                                            // 111: tidemark.v1.Endpoint
-	(*QuotaEntityPart)(nil),                                     // 112: tidemark.v1.QuotaEntityPart
-	(ScramMechanism)(0),                                         // 113: tidemark.v1.ScramMechanism
-	(*DescribeQuorumRequest)(nil),                               // 114: tidemark.v1.DescribeQuorumRequest
-	(*AddRaftVoterRequest)(nil),                                 // 115: tidemark.v1.AddRaftVoterRequest
-	(*RemoveRaftVoterRequest)(nil),                              // 116: tidemark.v1.RemoveRaftVoterRequest
-	(*DescribeQuorumResponse)(nil),                              // 117: tidemark.v1.DescribeQuorumResponse
-	(*RaftVoterResponse)(nil),                                   // 118: tidemark.v1.RaftVoterResponse
+	(*DescribeNodeRequest)(nil),                   // 53: tidemark.v1.DescribeNodeRequest
+	(*DescribeNodeResponse)(nil),                  // 54: tidemark.v1.DescribeNodeResponse
+	(*DescribeNodeLogRequest)(nil),                // 55: tidemark.v1.DescribeNodeLogRequest
+	(*DescribeNodeLogResponse)(nil),               // 56: tidemark.v1.DescribeNodeLogResponse
+	(*CreateTopicsRequest_CreatableTopic)(nil),    // 57: tidemark.v1.CreateTopicsRequest.CreatableTopic
+	(*CreateTopicsRequest_TierRebuild)(nil),       // 58: tidemark.v1.CreateTopicsRequest.TierRebuild
+	(*CreateTopicsRequest_ReplicaAssignment)(nil), // 59: tidemark.v1.CreateTopicsRequest.ReplicaAssignment
+	nil,                                                       // 60: tidemark.v1.CreateTopicsRequest.CreatableTopic.ConfigsEntry
+	(*CreateTopicsResponse_Topic)(nil),                        // 61: tidemark.v1.CreateTopicsResponse.Topic
+	(*DeleteTopicsResponse_Topic)(nil),                        // 62: tidemark.v1.DeleteTopicsResponse.Topic
+	(*ListTopicsResponse_Topic)(nil),                          // 63: tidemark.v1.ListTopicsResponse.Topic
+	(*DescribeTopicsResponse_Topic)(nil),                      // 64: tidemark.v1.DescribeTopicsResponse.Topic
+	(*DescribeTopicsResponse_Partition)(nil),                  // 65: tidemark.v1.DescribeTopicsResponse.Partition
+	nil,                                                       // 66: tidemark.v1.DescribeTopicsResponse.Topic.ConfigsEntry
+	(*DescribeLogDirsResponse_LogDir)(nil),                    // 67: tidemark.v1.DescribeLogDirsResponse.LogDir
+	(*DescribeLogDirsResponse_Partition)(nil),                 // 68: tidemark.v1.DescribeLogDirsResponse.Partition
+	(*AlterReplicaLogDirsRequest_Directory)(nil),              // 69: tidemark.v1.AlterReplicaLogDirsRequest.Directory
+	(*AlterReplicaLogDirsRequest_Topic)(nil),                  // 70: tidemark.v1.AlterReplicaLogDirsRequest.Topic
+	(*AlterReplicaLogDirsResponse_Topic)(nil),                 // 71: tidemark.v1.AlterReplicaLogDirsResponse.Topic
+	(*AlterReplicaLogDirsResponse_Partition)(nil),             // 72: tidemark.v1.AlterReplicaLogDirsResponse.Partition
+	(*IncrementalAlterConfigsRequest_Resource)(nil),           // 73: tidemark.v1.IncrementalAlterConfigsRequest.Resource
+	(*IncrementalAlterConfigsRequest_Op)(nil),                 // 74: tidemark.v1.IncrementalAlterConfigsRequest.Op
+	(*IncrementalAlterConfigsResponse_Resource)(nil),          // 75: tidemark.v1.IncrementalAlterConfigsResponse.Resource
+	(*DescribeConfigsRequest_Resource)(nil),                   // 76: tidemark.v1.DescribeConfigsRequest.Resource
+	(*DescribeConfigsResponse_Result)(nil),                    // 77: tidemark.v1.DescribeConfigsResponse.Result
+	(*DescribeConfigsResponse_Entry)(nil),                     // 78: tidemark.v1.DescribeConfigsResponse.Entry
+	(*DescribeConfigsResponse_Synonym)(nil),                   // 79: tidemark.v1.DescribeConfigsResponse.Synonym
+	(*CreatePartitionsRequest_Topic)(nil),                     // 80: tidemark.v1.CreatePartitionsRequest.Topic
+	(*CreatePartitionsRequest_Assignment)(nil),                // 81: tidemark.v1.CreatePartitionsRequest.Assignment
+	(*CreatePartitionsResponse_Topic)(nil),                    // 82: tidemark.v1.CreatePartitionsResponse.Topic
+	(*AlterPartitionReassignmentsRequest_Partition)(nil),      // 83: tidemark.v1.AlterPartitionReassignmentsRequest.Partition
+	(*AlterPartitionReassignmentsRequest_Replicas)(nil),       // 84: tidemark.v1.AlterPartitionReassignmentsRequest.Replicas
+	(*AlterPartitionReassignmentsResponse_Partition)(nil),     // 85: tidemark.v1.AlterPartitionReassignmentsResponse.Partition
+	(*ListPartitionReassignmentsRequest_TopicPartitions)(nil), // 86: tidemark.v1.ListPartitionReassignmentsRequest.TopicPartitions
+	(*ListPartitionReassignmentsResponse_Partition)(nil),      // 87: tidemark.v1.ListPartitionReassignmentsResponse.Partition
+	(*ElectLeadersRequest_Partition)(nil),                     // 88: tidemark.v1.ElectLeadersRequest.Partition
+	(*ElectLeadersResponse_Partition)(nil),                    // 89: tidemark.v1.ElectLeadersResponse.Partition
+	(*UpdateFeaturesRequest_Update)(nil),                      // 90: tidemark.v1.UpdateFeaturesRequest.Update
+	(*UpdateFeaturesResponse_Result)(nil),                     // 91: tidemark.v1.UpdateFeaturesResponse.Result
+	(*DescribeFeaturesResponse_Feature)(nil),                  // 92: tidemark.v1.DescribeFeaturesResponse.Feature
+	(*DescribeFeaturesResponse_NodeFeatures)(nil),             // 93: tidemark.v1.DescribeFeaturesResponse.NodeFeatures
+	(*DescribeClientQuotasRequest_Component)(nil),             // 94: tidemark.v1.DescribeClientQuotasRequest.Component
+	(*DescribeClientQuotasResponse_Entry)(nil),                // 95: tidemark.v1.DescribeClientQuotasResponse.Entry
+	nil,                                                         // 96: tidemark.v1.DescribeClientQuotasResponse.Entry.ValuesEntry
+	(*AlterClientQuotasRequest_Entry)(nil),                      // 97: tidemark.v1.AlterClientQuotasRequest.Entry
+	(*AlterClientQuotasRequest_Op)(nil),                         // 98: tidemark.v1.AlterClientQuotasRequest.Op
+	(*AlterClientQuotasResponse_Entry)(nil),                     // 99: tidemark.v1.AlterClientQuotasResponse.Entry
+	(*CreateAclsResponse_Result)(nil),                           // 100: tidemark.v1.CreateAclsResponse.Result
+	(*DeleteAclsResponse_Result)(nil),                           // 101: tidemark.v1.DeleteAclsResponse.Result
+	(*AlterUserScramCredentialsRequest_Upsertion)(nil),          // 102: tidemark.v1.AlterUserScramCredentialsRequest.Upsertion
+	(*AlterUserScramCredentialsRequest_Deletion)(nil),           // 103: tidemark.v1.AlterUserScramCredentialsRequest.Deletion
+	(*AlterUserScramCredentialsResponse_Result)(nil),            // 104: tidemark.v1.AlterUserScramCredentialsResponse.Result
+	(*DescribeUserScramCredentialsResponse_Result)(nil),         // 105: tidemark.v1.DescribeUserScramCredentialsResponse.Result
+	(*DescribeUserScramCredentialsResponse_CredentialInfo)(nil), // 106: tidemark.v1.DescribeUserScramCredentialsResponse.CredentialInfo
+	(*DescribeNodeResponse_Certificate)(nil),                    // 107: tidemark.v1.DescribeNodeResponse.Certificate
+	(*DescribeNodeResponse_FailedTask)(nil),                     // 108: tidemark.v1.DescribeNodeResponse.FailedTask
+	(ErrorCode)(0),                                              // 109: tidemark.v1.ErrorCode
+	(*Node)(nil),                                                // 110: tidemark.v1.Node
+	(*AclBinding)(nil),                                          // 111: tidemark.v1.AclBinding
+	(AclResourceType)(0),                                        // 112: tidemark.v1.AclResourceType
+	(AclPatternType)(0),                                         // 113: tidemark.v1.AclPatternType
+	(AclOperation)(0),                                           // 114: tidemark.v1.AclOperation
+	(AclPermission)(0),                                          // 115: tidemark.v1.AclPermission
+	(*FeatureRange)(nil),                                        // 116: tidemark.v1.FeatureRange
+	(*Endpoint)(nil),                                            // 117: tidemark.v1.Endpoint
+	(*QuotaEntityPart)(nil),                                     // 118: tidemark.v1.QuotaEntityPart
+	(ScramMechanism)(0),                                         // 119: tidemark.v1.ScramMechanism
+	(*DescribeQuorumRequest)(nil),                               // 120: tidemark.v1.DescribeQuorumRequest
+	(*AddRaftVoterRequest)(nil),                                 // 121: tidemark.v1.AddRaftVoterRequest
+	(*RemoveRaftVoterRequest)(nil),                              // 122: tidemark.v1.RemoveRaftVoterRequest
+	(*DescribeQuorumResponse)(nil),                              // 123: tidemark.v1.DescribeQuorumResponse
+	(*RaftVoterResponse)(nil),                                   // 124: tidemark.v1.RaftVoterResponse
 }
 var file_tidemark_v1_admin_proto_depIdxs = []int32{
-	53,  // 0: tidemark.v1.CreateTopicsRequest.topics:type_name -> tidemark.v1.CreateTopicsRequest.CreatableTopic
-	103, // 1: tidemark.v1.CreateTopicsResponse.error_code:type_name -> tidemark.v1.ErrorCode
-	57,  // 2: tidemark.v1.CreateTopicsResponse.topics:type_name -> tidemark.v1.CreateTopicsResponse.Topic
-	103, // 3: tidemark.v1.DeleteTopicsResponse.error_code:type_name -> tidemark.v1.ErrorCode
-	58,  // 4: tidemark.v1.DeleteTopicsResponse.topics:type_name -> tidemark.v1.DeleteTopicsResponse.Topic
-	103, // 5: tidemark.v1.ListTopicsResponse.error_code:type_name -> tidemark.v1.ErrorCode
-	59,  // 6: tidemark.v1.ListTopicsResponse.topics:type_name -> tidemark.v1.ListTopicsResponse.Topic
-	103, // 7: tidemark.v1.DescribeTopicsResponse.error_code:type_name -> tidemark.v1.ErrorCode
-	60,  // 8: tidemark.v1.DescribeTopicsResponse.topics:type_name -> tidemark.v1.DescribeTopicsResponse.Topic
-	103, // 9: tidemark.v1.DescribeClusterResponse.error_code:type_name -> tidemark.v1.ErrorCode
-	104, // 10: tidemark.v1.DescribeClusterResponse.brokers:type_name -> tidemark.v1.Node
-	103, // 11: tidemark.v1.DescribeLogDirsResponse.error_code:type_name -> tidemark.v1.ErrorCode
-	63,  // 12: tidemark.v1.DescribeLogDirsResponse.results:type_name -> tidemark.v1.DescribeLogDirsResponse.LogDir
-	65,  // 13: tidemark.v1.AlterReplicaLogDirsRequest.dirs:type_name -> tidemark.v1.AlterReplicaLogDirsRequest.Directory
-	103, // 14: tidemark.v1.AlterReplicaLogDirsResponse.error_code:type_name -> tidemark.v1.ErrorCode
-	67,  // 15: tidemark.v1.AlterReplicaLogDirsResponse.results:type_name -> tidemark.v1.AlterReplicaLogDirsResponse.Topic
-	69,  // 16: tidemark.v1.IncrementalAlterConfigsRequest.resources:type_name -> tidemark.v1.IncrementalAlterConfigsRequest.Resource
-	103, // 17: tidemark.v1.IncrementalAlterConfigsResponse.error_code:type_name -> tidemark.v1.ErrorCode
-	71,  // 18: tidemark.v1.IncrementalAlterConfigsResponse.responses:type_name -> tidemark.v1.IncrementalAlterConfigsResponse.Resource
-	72,  // 19: tidemark.v1.DescribeConfigsRequest.resources:type_name -> tidemark.v1.DescribeConfigsRequest.Resource
-	103, // 20: tidemark.v1.DescribeConfigsResponse.error_code:type_name -> tidemark.v1.ErrorCode
-	73,  // 21: tidemark.v1.DescribeConfigsResponse.results:type_name -> tidemark.v1.DescribeConfigsResponse.Result
-	76,  // 22: tidemark.v1.CreatePartitionsRequest.topics:type_name -> tidemark.v1.CreatePartitionsRequest.Topic
-	103, // 23: tidemark.v1.CreatePartitionsResponse.error_code:type_name -> tidemark.v1.ErrorCode
-	78,  // 24: tidemark.v1.CreatePartitionsResponse.results:type_name -> tidemark.v1.CreatePartitionsResponse.Topic
-	79,  // 25: tidemark.v1.AlterPartitionReassignmentsRequest.partitions:type_name -> tidemark.v1.AlterPartitionReassignmentsRequest.Partition
-	103, // 26: tidemark.v1.AlterPartitionReassignmentsResponse.error_code:type_name -> tidemark.v1.ErrorCode
-	81,  // 27: tidemark.v1.AlterPartitionReassignmentsResponse.responses:type_name -> tidemark.v1.AlterPartitionReassignmentsResponse.Partition
-	82,  // 28: tidemark.v1.ListPartitionReassignmentsRequest.topics:type_name -> tidemark.v1.ListPartitionReassignmentsRequest.TopicPartitions
-	103, // 29: tidemark.v1.ListPartitionReassignmentsResponse.error_code:type_name -> tidemark.v1.ErrorCode
-	83,  // 30: tidemark.v1.ListPartitionReassignmentsResponse.partitions:type_name -> tidemark.v1.ListPartitionReassignmentsResponse.Partition
+	57,  // 0: tidemark.v1.CreateTopicsRequest.topics:type_name -> tidemark.v1.CreateTopicsRequest.CreatableTopic
+	109, // 1: tidemark.v1.CreateTopicsResponse.error_code:type_name -> tidemark.v1.ErrorCode
+	61,  // 2: tidemark.v1.CreateTopicsResponse.topics:type_name -> tidemark.v1.CreateTopicsResponse.Topic
+	109, // 3: tidemark.v1.DeleteTopicsResponse.error_code:type_name -> tidemark.v1.ErrorCode
+	62,  // 4: tidemark.v1.DeleteTopicsResponse.topics:type_name -> tidemark.v1.DeleteTopicsResponse.Topic
+	109, // 5: tidemark.v1.ListTopicsResponse.error_code:type_name -> tidemark.v1.ErrorCode
+	63,  // 6: tidemark.v1.ListTopicsResponse.topics:type_name -> tidemark.v1.ListTopicsResponse.Topic
+	109, // 7: tidemark.v1.DescribeTopicsResponse.error_code:type_name -> tidemark.v1.ErrorCode
+	64,  // 8: tidemark.v1.DescribeTopicsResponse.topics:type_name -> tidemark.v1.DescribeTopicsResponse.Topic
+	109, // 9: tidemark.v1.DescribeClusterResponse.error_code:type_name -> tidemark.v1.ErrorCode
+	110, // 10: tidemark.v1.DescribeClusterResponse.brokers:type_name -> tidemark.v1.Node
+	109, // 11: tidemark.v1.DescribeLogDirsResponse.error_code:type_name -> tidemark.v1.ErrorCode
+	67,  // 12: tidemark.v1.DescribeLogDirsResponse.results:type_name -> tidemark.v1.DescribeLogDirsResponse.LogDir
+	69,  // 13: tidemark.v1.AlterReplicaLogDirsRequest.dirs:type_name -> tidemark.v1.AlterReplicaLogDirsRequest.Directory
+	109, // 14: tidemark.v1.AlterReplicaLogDirsResponse.error_code:type_name -> tidemark.v1.ErrorCode
+	71,  // 15: tidemark.v1.AlterReplicaLogDirsResponse.results:type_name -> tidemark.v1.AlterReplicaLogDirsResponse.Topic
+	73,  // 16: tidemark.v1.IncrementalAlterConfigsRequest.resources:type_name -> tidemark.v1.IncrementalAlterConfigsRequest.Resource
+	109, // 17: tidemark.v1.IncrementalAlterConfigsResponse.error_code:type_name -> tidemark.v1.ErrorCode
+	75,  // 18: tidemark.v1.IncrementalAlterConfigsResponse.responses:type_name -> tidemark.v1.IncrementalAlterConfigsResponse.Resource
+	76,  // 19: tidemark.v1.DescribeConfigsRequest.resources:type_name -> tidemark.v1.DescribeConfigsRequest.Resource
+	109, // 20: tidemark.v1.DescribeConfigsResponse.error_code:type_name -> tidemark.v1.ErrorCode
+	77,  // 21: tidemark.v1.DescribeConfigsResponse.results:type_name -> tidemark.v1.DescribeConfigsResponse.Result
+	80,  // 22: tidemark.v1.CreatePartitionsRequest.topics:type_name -> tidemark.v1.CreatePartitionsRequest.Topic
+	109, // 23: tidemark.v1.CreatePartitionsResponse.error_code:type_name -> tidemark.v1.ErrorCode
+	82,  // 24: tidemark.v1.CreatePartitionsResponse.results:type_name -> tidemark.v1.CreatePartitionsResponse.Topic
+	83,  // 25: tidemark.v1.AlterPartitionReassignmentsRequest.partitions:type_name -> tidemark.v1.AlterPartitionReassignmentsRequest.Partition
+	109, // 26: tidemark.v1.AlterPartitionReassignmentsResponse.error_code:type_name -> tidemark.v1.ErrorCode
+	85,  // 27: tidemark.v1.AlterPartitionReassignmentsResponse.responses:type_name -> tidemark.v1.AlterPartitionReassignmentsResponse.Partition
+	86,  // 28: tidemark.v1.ListPartitionReassignmentsRequest.topics:type_name -> tidemark.v1.ListPartitionReassignmentsRequest.TopicPartitions
+	109, // 29: tidemark.v1.ListPartitionReassignmentsResponse.error_code:type_name -> tidemark.v1.ErrorCode
+	87,  // 30: tidemark.v1.ListPartitionReassignmentsResponse.partitions:type_name -> tidemark.v1.ListPartitionReassignmentsResponse.Partition
 	2,   // 31: tidemark.v1.ElectLeadersRequest.election_type:type_name -> tidemark.v1.ElectLeadersRequest.Type
-	84,  // 32: tidemark.v1.ElectLeadersRequest.partitions:type_name -> tidemark.v1.ElectLeadersRequest.Partition
-	103, // 33: tidemark.v1.ElectLeadersResponse.error_code:type_name -> tidemark.v1.ErrorCode
-	85,  // 34: tidemark.v1.ElectLeadersResponse.results:type_name -> tidemark.v1.ElectLeadersResponse.Partition
-	86,  // 35: tidemark.v1.UpdateFeaturesRequest.updates:type_name -> tidemark.v1.UpdateFeaturesRequest.Update
-	103, // 36: tidemark.v1.UpdateFeaturesResponse.error_code:type_name -> tidemark.v1.ErrorCode
-	87,  // 37: tidemark.v1.UpdateFeaturesResponse.results:type_name -> tidemark.v1.UpdateFeaturesResponse.Result
-	103, // 38: tidemark.v1.DescribeFeaturesResponse.error_code:type_name -> tidemark.v1.ErrorCode
-	88,  // 39: tidemark.v1.DescribeFeaturesResponse.features:type_name -> tidemark.v1.DescribeFeaturesResponse.Feature
-	89,  // 40: tidemark.v1.DescribeFeaturesResponse.nodes:type_name -> tidemark.v1.DescribeFeaturesResponse.NodeFeatures
-	90,  // 41: tidemark.v1.DescribeClientQuotasRequest.components:type_name -> tidemark.v1.DescribeClientQuotasRequest.Component
-	103, // 42: tidemark.v1.DescribeClientQuotasResponse.error_code:type_name -> tidemark.v1.ErrorCode
-	91,  // 43: tidemark.v1.DescribeClientQuotasResponse.entries:type_name -> tidemark.v1.DescribeClientQuotasResponse.Entry
-	93,  // 44: tidemark.v1.AlterClientQuotasRequest.entries:type_name -> tidemark.v1.AlterClientQuotasRequest.Entry
-	103, // 45: tidemark.v1.AlterClientQuotasResponse.error_code:type_name -> tidemark.v1.ErrorCode
-	95,  // 46: tidemark.v1.AlterClientQuotasResponse.entries:type_name -> tidemark.v1.AlterClientQuotasResponse.Entry
-	103, // 47: tidemark.v1.UnregisterBrokerResponse.error_code:type_name -> tidemark.v1.ErrorCode
-	105, // 48: tidemark.v1.CreateAclsRequest.creations:type_name -> tidemark.v1.AclBinding
-	103, // 49: tidemark.v1.CreateAclsResponse.error_code:type_name -> tidemark.v1.ErrorCode
-	96,  // 50: tidemark.v1.CreateAclsResponse.results:type_name -> tidemark.v1.CreateAclsResponse.Result
-	106, // 51: tidemark.v1.AclFilter.resource_type:type_name -> tidemark.v1.AclResourceType
-	107, // 52: tidemark.v1.AclFilter.pattern_type:type_name -> tidemark.v1.AclPatternType
-	108, // 53: tidemark.v1.AclFilter.operation:type_name -> tidemark.v1.AclOperation
-	109, // 54: tidemark.v1.AclFilter.permission:type_name -> tidemark.v1.AclPermission
+	88,  // 32: tidemark.v1.ElectLeadersRequest.partitions:type_name -> tidemark.v1.ElectLeadersRequest.Partition
+	109, // 33: tidemark.v1.ElectLeadersResponse.error_code:type_name -> tidemark.v1.ErrorCode
+	89,  // 34: tidemark.v1.ElectLeadersResponse.results:type_name -> tidemark.v1.ElectLeadersResponse.Partition
+	90,  // 35: tidemark.v1.UpdateFeaturesRequest.updates:type_name -> tidemark.v1.UpdateFeaturesRequest.Update
+	109, // 36: tidemark.v1.UpdateFeaturesResponse.error_code:type_name -> tidemark.v1.ErrorCode
+	91,  // 37: tidemark.v1.UpdateFeaturesResponse.results:type_name -> tidemark.v1.UpdateFeaturesResponse.Result
+	109, // 38: tidemark.v1.DescribeFeaturesResponse.error_code:type_name -> tidemark.v1.ErrorCode
+	92,  // 39: tidemark.v1.DescribeFeaturesResponse.features:type_name -> tidemark.v1.DescribeFeaturesResponse.Feature
+	93,  // 40: tidemark.v1.DescribeFeaturesResponse.nodes:type_name -> tidemark.v1.DescribeFeaturesResponse.NodeFeatures
+	94,  // 41: tidemark.v1.DescribeClientQuotasRequest.components:type_name -> tidemark.v1.DescribeClientQuotasRequest.Component
+	109, // 42: tidemark.v1.DescribeClientQuotasResponse.error_code:type_name -> tidemark.v1.ErrorCode
+	95,  // 43: tidemark.v1.DescribeClientQuotasResponse.entries:type_name -> tidemark.v1.DescribeClientQuotasResponse.Entry
+	97,  // 44: tidemark.v1.AlterClientQuotasRequest.entries:type_name -> tidemark.v1.AlterClientQuotasRequest.Entry
+	109, // 45: tidemark.v1.AlterClientQuotasResponse.error_code:type_name -> tidemark.v1.ErrorCode
+	99,  // 46: tidemark.v1.AlterClientQuotasResponse.entries:type_name -> tidemark.v1.AlterClientQuotasResponse.Entry
+	109, // 47: tidemark.v1.UnregisterBrokerResponse.error_code:type_name -> tidemark.v1.ErrorCode
+	111, // 48: tidemark.v1.CreateAclsRequest.creations:type_name -> tidemark.v1.AclBinding
+	109, // 49: tidemark.v1.CreateAclsResponse.error_code:type_name -> tidemark.v1.ErrorCode
+	100, // 50: tidemark.v1.CreateAclsResponse.results:type_name -> tidemark.v1.CreateAclsResponse.Result
+	112, // 51: tidemark.v1.AclFilter.resource_type:type_name -> tidemark.v1.AclResourceType
+	113, // 52: tidemark.v1.AclFilter.pattern_type:type_name -> tidemark.v1.AclPatternType
+	114, // 53: tidemark.v1.AclFilter.operation:type_name -> tidemark.v1.AclOperation
+	115, // 54: tidemark.v1.AclFilter.permission:type_name -> tidemark.v1.AclPermission
 	44,  // 55: tidemark.v1.DeleteAclsRequest.filters:type_name -> tidemark.v1.AclFilter
-	103, // 56: tidemark.v1.DeleteAclsResponse.error_code:type_name -> tidemark.v1.ErrorCode
-	97,  // 57: tidemark.v1.DeleteAclsResponse.results:type_name -> tidemark.v1.DeleteAclsResponse.Result
+	109, // 56: tidemark.v1.DeleteAclsResponse.error_code:type_name -> tidemark.v1.ErrorCode
+	101, // 57: tidemark.v1.DeleteAclsResponse.results:type_name -> tidemark.v1.DeleteAclsResponse.Result
 	44,  // 58: tidemark.v1.DescribeAclsRequest.filter:type_name -> tidemark.v1.AclFilter
-	103, // 59: tidemark.v1.DescribeAclsResponse.error_code:type_name -> tidemark.v1.ErrorCode
-	105, // 60: tidemark.v1.DescribeAclsResponse.bindings:type_name -> tidemark.v1.AclBinding
-	98,  // 61: tidemark.v1.AlterUserScramCredentialsRequest.upsertions:type_name -> tidemark.v1.AlterUserScramCredentialsRequest.Upsertion
-	99,  // 62: tidemark.v1.AlterUserScramCredentialsRequest.deletions:type_name -> tidemark.v1.AlterUserScramCredentialsRequest.Deletion
-	103, // 63: tidemark.v1.AlterUserScramCredentialsResponse.error_code:type_name -> tidemark.v1.ErrorCode
-	100, // 64: tidemark.v1.AlterUserScramCredentialsResponse.results:type_name -> tidemark.v1.AlterUserScramCredentialsResponse.Result
-	103, // 65: tidemark.v1.DescribeUserScramCredentialsResponse.error_code:type_name -> tidemark.v1.ErrorCode
-	101, // 66: tidemark.v1.DescribeUserScramCredentialsResponse.results:type_name -> tidemark.v1.DescribeUserScramCredentialsResponse.Result
-	55,  // 67: tidemark.v1.CreateTopicsRequest.CreatableTopic.assignments:type_name -> tidemark.v1.CreateTopicsRequest.ReplicaAssignment
-	56,  // 68: tidemark.v1.CreateTopicsRequest.CreatableTopic.configs:type_name -> tidemark.v1.CreateTopicsRequest.CreatableTopic.ConfigsEntry
-	54,  // 69: tidemark.v1.CreateTopicsRequest.CreatableTopic.rebuild:type_name -> tidemark.v1.CreateTopicsRequest.TierRebuild
-	103, // 70: tidemark.v1.CreateTopicsResponse.Topic.error_code:type_name -> tidemark.v1.ErrorCode
-	103, // 71: tidemark.v1.DeleteTopicsResponse.Topic.error_code:type_name -> tidemark.v1.ErrorCode
-	103, // 72: tidemark.v1.DescribeTopicsResponse.Topic.error_code:type_name -> tidemark.v1.ErrorCode
-	61,  // 73: tidemark.v1.DescribeTopicsResponse.Topic.partitions:type_name -> tidemark.v1.DescribeTopicsResponse.Partition
-	62,  // 74: tidemark.v1.DescribeTopicsResponse.Topic.configs:type_name -> tidemark.v1.DescribeTopicsResponse.Topic.ConfigsEntry
-	103, // 75: tidemark.v1.DescribeLogDirsResponse.LogDir.error_code:type_name -> tidemark.v1.ErrorCode
-	64,  // 76: tidemark.v1.DescribeLogDirsResponse.LogDir.partitions:type_name -> tidemark.v1.DescribeLogDirsResponse.Partition
-	66,  // 77: tidemark.v1.AlterReplicaLogDirsRequest.Directory.topics:type_name -> tidemark.v1.AlterReplicaLogDirsRequest.Topic
-	68,  // 78: tidemark.v1.AlterReplicaLogDirsResponse.Topic.partitions:type_name -> tidemark.v1.AlterReplicaLogDirsResponse.Partition
-	103, // 79: tidemark.v1.AlterReplicaLogDirsResponse.Partition.error_code:type_name -> tidemark.v1.ErrorCode
-	19,  // 80: tidemark.v1.IncrementalAlterConfigsRequest.Resource.resource:type_name -> tidemark.v1.ConfigResource
-	70,  // 81: tidemark.v1.IncrementalAlterConfigsRequest.Resource.ops:type_name -> tidemark.v1.IncrementalAlterConfigsRequest.Op
-	0,   // 82: tidemark.v1.IncrementalAlterConfigsRequest.Op.type:type_name -> tidemark.v1.IncrementalAlterConfigsRequest.Type
-	19,  // 83: tidemark.v1.IncrementalAlterConfigsResponse.Resource.resource:type_name -> tidemark.v1.ConfigResource
-	103, // 84: tidemark.v1.IncrementalAlterConfigsResponse.Resource.error_code:type_name -> tidemark.v1.ErrorCode
-	19,  // 85: tidemark.v1.DescribeConfigsRequest.Resource.resource:type_name -> tidemark.v1.ConfigResource
-	19,  // 86: tidemark.v1.DescribeConfigsResponse.Result.resource:type_name -> tidemark.v1.ConfigResource
-	103, // 87: tidemark.v1.DescribeConfigsResponse.Result.error_code:type_name -> tidemark.v1.ErrorCode
-	74,  // 88: tidemark.v1.DescribeConfigsResponse.Result.configs:type_name -> tidemark.v1.DescribeConfigsResponse.Entry
-	1,   // 89: tidemark.v1.DescribeConfigsResponse.Entry.source:type_name -> tidemark.v1.DescribeConfigsResponse.Source
-	75,  // 90: tidemark.v1.DescribeConfigsResponse.Entry.synonyms:type_name -> tidemark.v1.DescribeConfigsResponse.Synonym
-	1,   // 91: tidemark.v1.DescribeConfigsResponse.Synonym.source:type_name -> tidemark.v1.DescribeConfigsResponse.Source
-	77,  // 92: tidemark.v1.CreatePartitionsRequest.Topic.assignments:type_name -> tidemark.v1.CreatePartitionsRequest.Assignment
-	103, // 93: tidemark.v1.CreatePartitionsResponse.Topic.error_code:type_name -> tidemark.v1.ErrorCode
-	80,  // 94: tidemark.v1.AlterPartitionReassignmentsRequest.Partition.replicas:type_name -> tidemark.v1.AlterPartitionReassignmentsRequest.Replicas
-	103, // 95: tidemark.v1.AlterPartitionReassignmentsResponse.Partition.error_code:type_name -> tidemark.v1.ErrorCode
-	103, // 96: tidemark.v1.ElectLeadersResponse.Partition.error_code:type_name -> tidemark.v1.ErrorCode
-	3,   // 97: tidemark.v1.UpdateFeaturesRequest.Update.type:type_name -> tidemark.v1.UpdateFeaturesRequest.Type
-	103, // 98: tidemark.v1.UpdateFeaturesResponse.Result.error_code:type_name -> tidemark.v1.ErrorCode
-	110, // 99: tidemark.v1.DescribeFeaturesResponse.NodeFeatures.features:type_name -> tidemark.v1.FeatureRange
-	111, // 100: tidemark.v1.DescribeFeaturesResponse.NodeFeatures.listeners:type_name -> tidemark.v1.Endpoint
-	4,   // 101: tidemark.v1.DescribeClientQuotasRequest.Component.match_type:type_name -> tidemark.v1.DescribeClientQuotasRequest.MatchType
-	112, // 102: tidemark.v1.DescribeClientQuotasResponse.Entry.entity:type_name -> tidemark.v1.QuotaEntityPart
-	92,  // 103: tidemark.v1.DescribeClientQuotasResponse.Entry.values:type_name -> tidemark.v1.DescribeClientQuotasResponse.Entry.ValuesEntry
-	112, // 104: tidemark.v1.AlterClientQuotasRequest.Entry.entity:type_name -> tidemark.v1.QuotaEntityPart
-	94,  // 105: tidemark.v1.AlterClientQuotasRequest.Entry.ops:type_name -> tidemark.v1.AlterClientQuotasRequest.Op
-	112, // 106: tidemark.v1.AlterClientQuotasResponse.Entry.entity:type_name -> tidemark.v1.QuotaEntityPart
-	103, // 107: tidemark.v1.AlterClientQuotasResponse.Entry.error_code:type_name -> tidemark.v1.ErrorCode
-	103, // 108: tidemark.v1.CreateAclsResponse.Result.error_code:type_name -> tidemark.v1.ErrorCode
-	103, // 109: tidemark.v1.DeleteAclsResponse.Result.error_code:type_name -> tidemark.v1.ErrorCode
-	105, // 110: tidemark.v1.DeleteAclsResponse.Result.matching:type_name -> tidemark.v1.AclBinding
-	113, // 111: tidemark.v1.AlterUserScramCredentialsRequest.Upsertion.mechanism:type_name -> tidemark.v1.ScramMechanism
-	113, // 112: tidemark.v1.AlterUserScramCredentialsRequest.Deletion.mechanism:type_name -> tidemark.v1.ScramMechanism
-	103, // 113: tidemark.v1.AlterUserScramCredentialsResponse.Result.error_code:type_name -> tidemark.v1.ErrorCode
-	103, // 114: tidemark.v1.DescribeUserScramCredentialsResponse.Result.error_code:type_name -> tidemark.v1.ErrorCode
-	102, // 115: tidemark.v1.DescribeUserScramCredentialsResponse.Result.credential_infos:type_name -> tidemark.v1.DescribeUserScramCredentialsResponse.CredentialInfo
-	113, // 116: tidemark.v1.DescribeUserScramCredentialsResponse.CredentialInfo.mechanism:type_name -> tidemark.v1.ScramMechanism
-	5,   // 117: tidemark.v1.Admin.CreateTopics:input_type -> tidemark.v1.CreateTopicsRequest
-	7,   // 118: tidemark.v1.Admin.DeleteTopics:input_type -> tidemark.v1.DeleteTopicsRequest
-	9,   // 119: tidemark.v1.Admin.ListTopics:input_type -> tidemark.v1.ListTopicsRequest
-	11,  // 120: tidemark.v1.Admin.DescribeTopics:input_type -> tidemark.v1.DescribeTopicsRequest
-	13,  // 121: tidemark.v1.Admin.DescribeCluster:input_type -> tidemark.v1.DescribeClusterRequest
-	114, // 122: tidemark.v1.Admin.DescribeMetadataQuorum:input_type -> tidemark.v1.DescribeQuorumRequest
-	15,  // 123: tidemark.v1.Admin.DescribeLogDirs:input_type -> tidemark.v1.DescribeLogDirsRequest
-	17,  // 124: tidemark.v1.Admin.AlterReplicaLogDirs:input_type -> tidemark.v1.AlterReplicaLogDirsRequest
-	20,  // 125: tidemark.v1.Admin.IncrementalAlterConfigs:input_type -> tidemark.v1.IncrementalAlterConfigsRequest
-	22,  // 126: tidemark.v1.Admin.DescribeConfigs:input_type -> tidemark.v1.DescribeConfigsRequest
-	24,  // 127: tidemark.v1.Admin.CreatePartitions:input_type -> tidemark.v1.CreatePartitionsRequest
-	26,  // 128: tidemark.v1.Admin.AlterPartitionReassignments:input_type -> tidemark.v1.AlterPartitionReassignmentsRequest
-	28,  // 129: tidemark.v1.Admin.ListPartitionReassignments:input_type -> tidemark.v1.ListPartitionReassignmentsRequest
-	30,  // 130: tidemark.v1.Admin.ElectLeaders:input_type -> tidemark.v1.ElectLeadersRequest
-	32,  // 131: tidemark.v1.Admin.UpdateFeatures:input_type -> tidemark.v1.UpdateFeaturesRequest
-	34,  // 132: tidemark.v1.Admin.DescribeFeatures:input_type -> tidemark.v1.DescribeFeaturesRequest
-	36,  // 133: tidemark.v1.Admin.DescribeClientQuotas:input_type -> tidemark.v1.DescribeClientQuotasRequest
-	38,  // 134: tidemark.v1.Admin.AlterClientQuotas:input_type -> tidemark.v1.AlterClientQuotasRequest
-	40,  // 135: tidemark.v1.Admin.UnregisterBroker:input_type -> tidemark.v1.UnregisterBrokerRequest
-	115, // 136: tidemark.v1.Admin.AddRaftVoter:input_type -> tidemark.v1.AddRaftVoterRequest
-	116, // 137: tidemark.v1.Admin.RemoveRaftVoter:input_type -> tidemark.v1.RemoveRaftVoterRequest
-	42,  // 138: tidemark.v1.Admin.CreateAcls:input_type -> tidemark.v1.CreateAclsRequest
-	45,  // 139: tidemark.v1.Admin.DeleteAcls:input_type -> tidemark.v1.DeleteAclsRequest
-	47,  // 140: tidemark.v1.Admin.DescribeAcls:input_type -> tidemark.v1.DescribeAclsRequest
-	49,  // 141: tidemark.v1.Admin.AlterUserScramCredentials:input_type -> tidemark.v1.AlterUserScramCredentialsRequest
-	51,  // 142: tidemark.v1.Admin.DescribeUserScramCredentials:input_type -> tidemark.v1.DescribeUserScramCredentialsRequest
-	6,   // 143: tidemark.v1.Admin.CreateTopics:output_type -> tidemark.v1.CreateTopicsResponse
-	8,   // 144: tidemark.v1.Admin.DeleteTopics:output_type -> tidemark.v1.DeleteTopicsResponse
-	10,  // 145: tidemark.v1.Admin.ListTopics:output_type -> tidemark.v1.ListTopicsResponse
-	12,  // 146: tidemark.v1.Admin.DescribeTopics:output_type -> tidemark.v1.DescribeTopicsResponse
-	14,  // 147: tidemark.v1.Admin.DescribeCluster:output_type -> tidemark.v1.DescribeClusterResponse
-	117, // 148: tidemark.v1.Admin.DescribeMetadataQuorum:output_type -> tidemark.v1.DescribeQuorumResponse
-	16,  // 149: tidemark.v1.Admin.DescribeLogDirs:output_type -> tidemark.v1.DescribeLogDirsResponse
-	18,  // 150: tidemark.v1.Admin.AlterReplicaLogDirs:output_type -> tidemark.v1.AlterReplicaLogDirsResponse
-	21,  // 151: tidemark.v1.Admin.IncrementalAlterConfigs:output_type -> tidemark.v1.IncrementalAlterConfigsResponse
-	23,  // 152: tidemark.v1.Admin.DescribeConfigs:output_type -> tidemark.v1.DescribeConfigsResponse
-	25,  // 153: tidemark.v1.Admin.CreatePartitions:output_type -> tidemark.v1.CreatePartitionsResponse
-	27,  // 154: tidemark.v1.Admin.AlterPartitionReassignments:output_type -> tidemark.v1.AlterPartitionReassignmentsResponse
-	29,  // 155: tidemark.v1.Admin.ListPartitionReassignments:output_type -> tidemark.v1.ListPartitionReassignmentsResponse
-	31,  // 156: tidemark.v1.Admin.ElectLeaders:output_type -> tidemark.v1.ElectLeadersResponse
-	33,  // 157: tidemark.v1.Admin.UpdateFeatures:output_type -> tidemark.v1.UpdateFeaturesResponse
-	35,  // 158: tidemark.v1.Admin.DescribeFeatures:output_type -> tidemark.v1.DescribeFeaturesResponse
-	37,  // 159: tidemark.v1.Admin.DescribeClientQuotas:output_type -> tidemark.v1.DescribeClientQuotasResponse
-	39,  // 160: tidemark.v1.Admin.AlterClientQuotas:output_type -> tidemark.v1.AlterClientQuotasResponse
-	41,  // 161: tidemark.v1.Admin.UnregisterBroker:output_type -> tidemark.v1.UnregisterBrokerResponse
-	118, // 162: tidemark.v1.Admin.AddRaftVoter:output_type -> tidemark.v1.RaftVoterResponse
-	118, // 163: tidemark.v1.Admin.RemoveRaftVoter:output_type -> tidemark.v1.RaftVoterResponse
-	43,  // 164: tidemark.v1.Admin.CreateAcls:output_type -> tidemark.v1.CreateAclsResponse
-	46,  // 165: tidemark.v1.Admin.DeleteAcls:output_type -> tidemark.v1.DeleteAclsResponse
-	48,  // 166: tidemark.v1.Admin.DescribeAcls:output_type -> tidemark.v1.DescribeAclsResponse
-	50,  // 167: tidemark.v1.Admin.AlterUserScramCredentials:output_type -> tidemark.v1.AlterUserScramCredentialsResponse
-	52,  // 168: tidemark.v1.Admin.DescribeUserScramCredentials:output_type -> tidemark.v1.DescribeUserScramCredentialsResponse
-	143, // [143:169] is the sub-list for method output_type
-	117, // [117:143] is the sub-list for method input_type
-	117, // [117:117] is the sub-list for extension type_name
-	117, // [117:117] is the sub-list for extension extendee
-	0,   // [0:117] is the sub-list for field type_name
+	109, // 59: tidemark.v1.DescribeAclsResponse.error_code:type_name -> tidemark.v1.ErrorCode
+	111, // 60: tidemark.v1.DescribeAclsResponse.bindings:type_name -> tidemark.v1.AclBinding
+	102, // 61: tidemark.v1.AlterUserScramCredentialsRequest.upsertions:type_name -> tidemark.v1.AlterUserScramCredentialsRequest.Upsertion
+	103, // 62: tidemark.v1.AlterUserScramCredentialsRequest.deletions:type_name -> tidemark.v1.AlterUserScramCredentialsRequest.Deletion
+	109, // 63: tidemark.v1.AlterUserScramCredentialsResponse.error_code:type_name -> tidemark.v1.ErrorCode
+	104, // 64: tidemark.v1.AlterUserScramCredentialsResponse.results:type_name -> tidemark.v1.AlterUserScramCredentialsResponse.Result
+	109, // 65: tidemark.v1.DescribeUserScramCredentialsResponse.error_code:type_name -> tidemark.v1.ErrorCode
+	105, // 66: tidemark.v1.DescribeUserScramCredentialsResponse.results:type_name -> tidemark.v1.DescribeUserScramCredentialsResponse.Result
+	109, // 67: tidemark.v1.DescribeNodeResponse.error_code:type_name -> tidemark.v1.ErrorCode
+	107, // 68: tidemark.v1.DescribeNodeResponse.certificates:type_name -> tidemark.v1.DescribeNodeResponse.Certificate
+	108, // 69: tidemark.v1.DescribeNodeResponse.failed_tasks:type_name -> tidemark.v1.DescribeNodeResponse.FailedTask
+	109, // 70: tidemark.v1.DescribeNodeLogResponse.error_code:type_name -> tidemark.v1.ErrorCode
+	59,  // 71: tidemark.v1.CreateTopicsRequest.CreatableTopic.assignments:type_name -> tidemark.v1.CreateTopicsRequest.ReplicaAssignment
+	60,  // 72: tidemark.v1.CreateTopicsRequest.CreatableTopic.configs:type_name -> tidemark.v1.CreateTopicsRequest.CreatableTopic.ConfigsEntry
+	58,  // 73: tidemark.v1.CreateTopicsRequest.CreatableTopic.rebuild:type_name -> tidemark.v1.CreateTopicsRequest.TierRebuild
+	109, // 74: tidemark.v1.CreateTopicsResponse.Topic.error_code:type_name -> tidemark.v1.ErrorCode
+	109, // 75: tidemark.v1.DeleteTopicsResponse.Topic.error_code:type_name -> tidemark.v1.ErrorCode
+	109, // 76: tidemark.v1.DescribeTopicsResponse.Topic.error_code:type_name -> tidemark.v1.ErrorCode
+	65,  // 77: tidemark.v1.DescribeTopicsResponse.Topic.partitions:type_name -> tidemark.v1.DescribeTopicsResponse.Partition
+	66,  // 78: tidemark.v1.DescribeTopicsResponse.Topic.configs:type_name -> tidemark.v1.DescribeTopicsResponse.Topic.ConfigsEntry
+	109, // 79: tidemark.v1.DescribeLogDirsResponse.LogDir.error_code:type_name -> tidemark.v1.ErrorCode
+	68,  // 80: tidemark.v1.DescribeLogDirsResponse.LogDir.partitions:type_name -> tidemark.v1.DescribeLogDirsResponse.Partition
+	70,  // 81: tidemark.v1.AlterReplicaLogDirsRequest.Directory.topics:type_name -> tidemark.v1.AlterReplicaLogDirsRequest.Topic
+	72,  // 82: tidemark.v1.AlterReplicaLogDirsResponse.Topic.partitions:type_name -> tidemark.v1.AlterReplicaLogDirsResponse.Partition
+	109, // 83: tidemark.v1.AlterReplicaLogDirsResponse.Partition.error_code:type_name -> tidemark.v1.ErrorCode
+	19,  // 84: tidemark.v1.IncrementalAlterConfigsRequest.Resource.resource:type_name -> tidemark.v1.ConfigResource
+	74,  // 85: tidemark.v1.IncrementalAlterConfigsRequest.Resource.ops:type_name -> tidemark.v1.IncrementalAlterConfigsRequest.Op
+	0,   // 86: tidemark.v1.IncrementalAlterConfigsRequest.Op.type:type_name -> tidemark.v1.IncrementalAlterConfigsRequest.Type
+	19,  // 87: tidemark.v1.IncrementalAlterConfigsResponse.Resource.resource:type_name -> tidemark.v1.ConfigResource
+	109, // 88: tidemark.v1.IncrementalAlterConfigsResponse.Resource.error_code:type_name -> tidemark.v1.ErrorCode
+	19,  // 89: tidemark.v1.DescribeConfigsRequest.Resource.resource:type_name -> tidemark.v1.ConfigResource
+	19,  // 90: tidemark.v1.DescribeConfigsResponse.Result.resource:type_name -> tidemark.v1.ConfigResource
+	109, // 91: tidemark.v1.DescribeConfigsResponse.Result.error_code:type_name -> tidemark.v1.ErrorCode
+	78,  // 92: tidemark.v1.DescribeConfigsResponse.Result.configs:type_name -> tidemark.v1.DescribeConfigsResponse.Entry
+	1,   // 93: tidemark.v1.DescribeConfigsResponse.Entry.source:type_name -> tidemark.v1.DescribeConfigsResponse.Source
+	79,  // 94: tidemark.v1.DescribeConfigsResponse.Entry.synonyms:type_name -> tidemark.v1.DescribeConfigsResponse.Synonym
+	1,   // 95: tidemark.v1.DescribeConfigsResponse.Synonym.source:type_name -> tidemark.v1.DescribeConfigsResponse.Source
+	81,  // 96: tidemark.v1.CreatePartitionsRequest.Topic.assignments:type_name -> tidemark.v1.CreatePartitionsRequest.Assignment
+	109, // 97: tidemark.v1.CreatePartitionsResponse.Topic.error_code:type_name -> tidemark.v1.ErrorCode
+	84,  // 98: tidemark.v1.AlterPartitionReassignmentsRequest.Partition.replicas:type_name -> tidemark.v1.AlterPartitionReassignmentsRequest.Replicas
+	109, // 99: tidemark.v1.AlterPartitionReassignmentsResponse.Partition.error_code:type_name -> tidemark.v1.ErrorCode
+	109, // 100: tidemark.v1.ElectLeadersResponse.Partition.error_code:type_name -> tidemark.v1.ErrorCode
+	3,   // 101: tidemark.v1.UpdateFeaturesRequest.Update.type:type_name -> tidemark.v1.UpdateFeaturesRequest.Type
+	109, // 102: tidemark.v1.UpdateFeaturesResponse.Result.error_code:type_name -> tidemark.v1.ErrorCode
+	116, // 103: tidemark.v1.DescribeFeaturesResponse.NodeFeatures.features:type_name -> tidemark.v1.FeatureRange
+	117, // 104: tidemark.v1.DescribeFeaturesResponse.NodeFeatures.listeners:type_name -> tidemark.v1.Endpoint
+	4,   // 105: tidemark.v1.DescribeClientQuotasRequest.Component.match_type:type_name -> tidemark.v1.DescribeClientQuotasRequest.MatchType
+	118, // 106: tidemark.v1.DescribeClientQuotasResponse.Entry.entity:type_name -> tidemark.v1.QuotaEntityPart
+	96,  // 107: tidemark.v1.DescribeClientQuotasResponse.Entry.values:type_name -> tidemark.v1.DescribeClientQuotasResponse.Entry.ValuesEntry
+	118, // 108: tidemark.v1.AlterClientQuotasRequest.Entry.entity:type_name -> tidemark.v1.QuotaEntityPart
+	98,  // 109: tidemark.v1.AlterClientQuotasRequest.Entry.ops:type_name -> tidemark.v1.AlterClientQuotasRequest.Op
+	118, // 110: tidemark.v1.AlterClientQuotasResponse.Entry.entity:type_name -> tidemark.v1.QuotaEntityPart
+	109, // 111: tidemark.v1.AlterClientQuotasResponse.Entry.error_code:type_name -> tidemark.v1.ErrorCode
+	109, // 112: tidemark.v1.CreateAclsResponse.Result.error_code:type_name -> tidemark.v1.ErrorCode
+	109, // 113: tidemark.v1.DeleteAclsResponse.Result.error_code:type_name -> tidemark.v1.ErrorCode
+	111, // 114: tidemark.v1.DeleteAclsResponse.Result.matching:type_name -> tidemark.v1.AclBinding
+	119, // 115: tidemark.v1.AlterUserScramCredentialsRequest.Upsertion.mechanism:type_name -> tidemark.v1.ScramMechanism
+	119, // 116: tidemark.v1.AlterUserScramCredentialsRequest.Deletion.mechanism:type_name -> tidemark.v1.ScramMechanism
+	109, // 117: tidemark.v1.AlterUserScramCredentialsResponse.Result.error_code:type_name -> tidemark.v1.ErrorCode
+	109, // 118: tidemark.v1.DescribeUserScramCredentialsResponse.Result.error_code:type_name -> tidemark.v1.ErrorCode
+	106, // 119: tidemark.v1.DescribeUserScramCredentialsResponse.Result.credential_infos:type_name -> tidemark.v1.DescribeUserScramCredentialsResponse.CredentialInfo
+	119, // 120: tidemark.v1.DescribeUserScramCredentialsResponse.CredentialInfo.mechanism:type_name -> tidemark.v1.ScramMechanism
+	5,   // 121: tidemark.v1.Admin.CreateTopics:input_type -> tidemark.v1.CreateTopicsRequest
+	7,   // 122: tidemark.v1.Admin.DeleteTopics:input_type -> tidemark.v1.DeleteTopicsRequest
+	9,   // 123: tidemark.v1.Admin.ListTopics:input_type -> tidemark.v1.ListTopicsRequest
+	11,  // 124: tidemark.v1.Admin.DescribeTopics:input_type -> tidemark.v1.DescribeTopicsRequest
+	13,  // 125: tidemark.v1.Admin.DescribeCluster:input_type -> tidemark.v1.DescribeClusterRequest
+	120, // 126: tidemark.v1.Admin.DescribeMetadataQuorum:input_type -> tidemark.v1.DescribeQuorumRequest
+	15,  // 127: tidemark.v1.Admin.DescribeLogDirs:input_type -> tidemark.v1.DescribeLogDirsRequest
+	17,  // 128: tidemark.v1.Admin.AlterReplicaLogDirs:input_type -> tidemark.v1.AlterReplicaLogDirsRequest
+	20,  // 129: tidemark.v1.Admin.IncrementalAlterConfigs:input_type -> tidemark.v1.IncrementalAlterConfigsRequest
+	22,  // 130: tidemark.v1.Admin.DescribeConfigs:input_type -> tidemark.v1.DescribeConfigsRequest
+	24,  // 131: tidemark.v1.Admin.CreatePartitions:input_type -> tidemark.v1.CreatePartitionsRequest
+	26,  // 132: tidemark.v1.Admin.AlterPartitionReassignments:input_type -> tidemark.v1.AlterPartitionReassignmentsRequest
+	28,  // 133: tidemark.v1.Admin.ListPartitionReassignments:input_type -> tidemark.v1.ListPartitionReassignmentsRequest
+	30,  // 134: tidemark.v1.Admin.ElectLeaders:input_type -> tidemark.v1.ElectLeadersRequest
+	32,  // 135: tidemark.v1.Admin.UpdateFeatures:input_type -> tidemark.v1.UpdateFeaturesRequest
+	34,  // 136: tidemark.v1.Admin.DescribeFeatures:input_type -> tidemark.v1.DescribeFeaturesRequest
+	36,  // 137: tidemark.v1.Admin.DescribeClientQuotas:input_type -> tidemark.v1.DescribeClientQuotasRequest
+	38,  // 138: tidemark.v1.Admin.AlterClientQuotas:input_type -> tidemark.v1.AlterClientQuotasRequest
+	40,  // 139: tidemark.v1.Admin.UnregisterBroker:input_type -> tidemark.v1.UnregisterBrokerRequest
+	121, // 140: tidemark.v1.Admin.AddRaftVoter:input_type -> tidemark.v1.AddRaftVoterRequest
+	122, // 141: tidemark.v1.Admin.RemoveRaftVoter:input_type -> tidemark.v1.RemoveRaftVoterRequest
+	42,  // 142: tidemark.v1.Admin.CreateAcls:input_type -> tidemark.v1.CreateAclsRequest
+	45,  // 143: tidemark.v1.Admin.DeleteAcls:input_type -> tidemark.v1.DeleteAclsRequest
+	47,  // 144: tidemark.v1.Admin.DescribeAcls:input_type -> tidemark.v1.DescribeAclsRequest
+	49,  // 145: tidemark.v1.Admin.AlterUserScramCredentials:input_type -> tidemark.v1.AlterUserScramCredentialsRequest
+	51,  // 146: tidemark.v1.Admin.DescribeUserScramCredentials:input_type -> tidemark.v1.DescribeUserScramCredentialsRequest
+	53,  // 147: tidemark.v1.Admin.DescribeNode:input_type -> tidemark.v1.DescribeNodeRequest
+	55,  // 148: tidemark.v1.Admin.DescribeNodeLog:input_type -> tidemark.v1.DescribeNodeLogRequest
+	6,   // 149: tidemark.v1.Admin.CreateTopics:output_type -> tidemark.v1.CreateTopicsResponse
+	8,   // 150: tidemark.v1.Admin.DeleteTopics:output_type -> tidemark.v1.DeleteTopicsResponse
+	10,  // 151: tidemark.v1.Admin.ListTopics:output_type -> tidemark.v1.ListTopicsResponse
+	12,  // 152: tidemark.v1.Admin.DescribeTopics:output_type -> tidemark.v1.DescribeTopicsResponse
+	14,  // 153: tidemark.v1.Admin.DescribeCluster:output_type -> tidemark.v1.DescribeClusterResponse
+	123, // 154: tidemark.v1.Admin.DescribeMetadataQuorum:output_type -> tidemark.v1.DescribeQuorumResponse
+	16,  // 155: tidemark.v1.Admin.DescribeLogDirs:output_type -> tidemark.v1.DescribeLogDirsResponse
+	18,  // 156: tidemark.v1.Admin.AlterReplicaLogDirs:output_type -> tidemark.v1.AlterReplicaLogDirsResponse
+	21,  // 157: tidemark.v1.Admin.IncrementalAlterConfigs:output_type -> tidemark.v1.IncrementalAlterConfigsResponse
+	23,  // 158: tidemark.v1.Admin.DescribeConfigs:output_type -> tidemark.v1.DescribeConfigsResponse
+	25,  // 159: tidemark.v1.Admin.CreatePartitions:output_type -> tidemark.v1.CreatePartitionsResponse
+	27,  // 160: tidemark.v1.Admin.AlterPartitionReassignments:output_type -> tidemark.v1.AlterPartitionReassignmentsResponse
+	29,  // 161: tidemark.v1.Admin.ListPartitionReassignments:output_type -> tidemark.v1.ListPartitionReassignmentsResponse
+	31,  // 162: tidemark.v1.Admin.ElectLeaders:output_type -> tidemark.v1.ElectLeadersResponse
+	33,  // 163: tidemark.v1.Admin.UpdateFeatures:output_type -> tidemark.v1.UpdateFeaturesResponse
+	35,  // 164: tidemark.v1.Admin.DescribeFeatures:output_type -> tidemark.v1.DescribeFeaturesResponse
+	37,  // 165: tidemark.v1.Admin.DescribeClientQuotas:output_type -> tidemark.v1.DescribeClientQuotasResponse
+	39,  // 166: tidemark.v1.Admin.AlterClientQuotas:output_type -> tidemark.v1.AlterClientQuotasResponse
+	41,  // 167: tidemark.v1.Admin.UnregisterBroker:output_type -> tidemark.v1.UnregisterBrokerResponse
+	124, // 168: tidemark.v1.Admin.AddRaftVoter:output_type -> tidemark.v1.RaftVoterResponse
+	124, // 169: tidemark.v1.Admin.RemoveRaftVoter:output_type -> tidemark.v1.RaftVoterResponse
+	43,  // 170: tidemark.v1.Admin.CreateAcls:output_type -> tidemark.v1.CreateAclsResponse
+	46,  // 171: tidemark.v1.Admin.DeleteAcls:output_type -> tidemark.v1.DeleteAclsResponse
+	48,  // 172: tidemark.v1.Admin.DescribeAcls:output_type -> tidemark.v1.DescribeAclsResponse
+	50,  // 173: tidemark.v1.Admin.AlterUserScramCredentials:output_type -> tidemark.v1.AlterUserScramCredentialsResponse
+	52,  // 174: tidemark.v1.Admin.DescribeUserScramCredentials:output_type -> tidemark.v1.DescribeUserScramCredentialsResponse
+	54,  // 175: tidemark.v1.Admin.DescribeNode:output_type -> tidemark.v1.DescribeNodeResponse
+	56,  // 176: tidemark.v1.Admin.DescribeNodeLog:output_type -> tidemark.v1.DescribeNodeLogResponse
+	149, // [149:177] is the sub-list for method output_type
+	121, // [121:149] is the sub-list for method input_type
+	121, // [121:121] is the sub-list for extension type_name
+	121, // [121:121] is the sub-list for extension extendee
+	0,   // [0:121] is the sub-list for field type_name
 }
 
 func init() { file_tidemark_v1_admin_proto_init() }
@@ -6959,15 +7389,15 @@ func file_tidemark_v1_admin_proto_init() {
 	file_tidemark_v1_errors_proto_init()
 	file_tidemark_v1_raft_proto_init()
 	file_tidemark_v1_admin_proto_msgTypes[39].OneofWrappers = []any{}
-	file_tidemark_v1_admin_proto_msgTypes[48].OneofWrappers = []any{}
-	file_tidemark_v1_admin_proto_msgTypes[65].OneofWrappers = []any{}
+	file_tidemark_v1_admin_proto_msgTypes[52].OneofWrappers = []any{}
+	file_tidemark_v1_admin_proto_msgTypes[69].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_tidemark_v1_admin_proto_rawDesc), len(file_tidemark_v1_admin_proto_rawDesc)),
 			NumEnums:      5,
-			NumMessages:   98,
+			NumMessages:   104,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -50,6 +50,8 @@ const (
 	Admin_DescribeAcls_FullMethodName                 = "/tidemark.v1.Admin/DescribeAcls"
 	Admin_AlterUserScramCredentials_FullMethodName    = "/tidemark.v1.Admin/AlterUserScramCredentials"
 	Admin_DescribeUserScramCredentials_FullMethodName = "/tidemark.v1.Admin/DescribeUserScramCredentials"
+	Admin_DescribeNode_FullMethodName                 = "/tidemark.v1.Admin/DescribeNode"
+	Admin_DescribeNodeLog_FullMethodName              = "/tidemark.v1.Admin/DescribeNodeLog"
 )
 
 // AdminClient is the client API for Admin service.
@@ -84,6 +86,8 @@ type AdminClient interface {
 	DescribeAcls(ctx context.Context, in *DescribeAclsRequest, opts ...grpc.CallOption) (*DescribeAclsResponse, error)
 	AlterUserScramCredentials(ctx context.Context, in *AlterUserScramCredentialsRequest, opts ...grpc.CallOption) (*AlterUserScramCredentialsResponse, error)
 	DescribeUserScramCredentials(ctx context.Context, in *DescribeUserScramCredentialsRequest, opts ...grpc.CallOption) (*DescribeUserScramCredentialsResponse, error)
+	DescribeNode(ctx context.Context, in *DescribeNodeRequest, opts ...grpc.CallOption) (*DescribeNodeResponse, error)
+	DescribeNodeLog(ctx context.Context, in *DescribeNodeLogRequest, opts ...grpc.CallOption) (*DescribeNodeLogResponse, error)
 }
 
 type adminClient struct {
@@ -354,6 +358,26 @@ func (c *adminClient) DescribeUserScramCredentials(ctx context.Context, in *Desc
 	return out, nil
 }
 
+func (c *adminClient) DescribeNode(ctx context.Context, in *DescribeNodeRequest, opts ...grpc.CallOption) (*DescribeNodeResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DescribeNodeResponse)
+	err := c.cc.Invoke(ctx, Admin_DescribeNode_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminClient) DescribeNodeLog(ctx context.Context, in *DescribeNodeLogRequest, opts ...grpc.CallOption) (*DescribeNodeLogResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DescribeNodeLogResponse)
+	err := c.cc.Invoke(ctx, Admin_DescribeNodeLog_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // AdminServer is the server API for Admin service.
 // All implementations must embed UnimplementedAdminServer
 // for forward compatibility.
@@ -386,6 +410,8 @@ type AdminServer interface {
 	DescribeAcls(context.Context, *DescribeAclsRequest) (*DescribeAclsResponse, error)
 	AlterUserScramCredentials(context.Context, *AlterUserScramCredentialsRequest) (*AlterUserScramCredentialsResponse, error)
 	DescribeUserScramCredentials(context.Context, *DescribeUserScramCredentialsRequest) (*DescribeUserScramCredentialsResponse, error)
+	DescribeNode(context.Context, *DescribeNodeRequest) (*DescribeNodeResponse, error)
+	DescribeNodeLog(context.Context, *DescribeNodeLogRequest) (*DescribeNodeLogResponse, error)
 	mustEmbedUnimplementedAdminServer()
 }
 
@@ -473,6 +499,12 @@ func (UnimplementedAdminServer) AlterUserScramCredentials(context.Context, *Alte
 }
 func (UnimplementedAdminServer) DescribeUserScramCredentials(context.Context, *DescribeUserScramCredentialsRequest) (*DescribeUserScramCredentialsResponse, error) {
 	return nil, status.Errorf(codes.Unimplemented, "method DescribeUserScramCredentials not implemented")
+}
+func (UnimplementedAdminServer) DescribeNode(context.Context, *DescribeNodeRequest) (*DescribeNodeResponse, error) {
+	return nil, status.Errorf(codes.Unimplemented, "method DescribeNode not implemented")
+}
+func (UnimplementedAdminServer) DescribeNodeLog(context.Context, *DescribeNodeLogRequest) (*DescribeNodeLogResponse, error) {
+	return nil, status.Errorf(codes.Unimplemented, "method DescribeNodeLog not implemented")
 }
 func (UnimplementedAdminServer) mustEmbedUnimplementedAdminServer() {}
 func (UnimplementedAdminServer) testEmbeddedByValue()               {}
@@ -963,6 +995,42 @@ func _Admin_DescribeUserScramCredentials_Handler(srv interface{}, ctx context.Co
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Admin_DescribeNode_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DescribeNodeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).DescribeNode(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_DescribeNode_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).DescribeNode(ctx, req.(*DescribeNodeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Admin_DescribeNodeLog_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DescribeNodeLogRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).DescribeNodeLog(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_DescribeNodeLog_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).DescribeNodeLog(ctx, req.(*DescribeNodeLogRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Admin_ServiceDesc is the grpc.ServiceDesc for Admin service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -1073,6 +1141,14 @@ var Admin_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "DescribeUserScramCredentials",
 			Handler:    _Admin_DescribeUserScramCredentials_Handler,
+		},
+		{
+			MethodName: "DescribeNode",
+			Handler:    _Admin_DescribeNode_Handler,
+		},
+		{
+			MethodName: "DescribeNodeLog",
+			Handler:    _Admin_DescribeNodeLog_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},
