@@ -9,6 +9,7 @@ import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
+from uuid import UUID
 
 import pytest
 from typer.testing import CliRunner
@@ -20,9 +21,11 @@ from tests.node.fakes import CLUSTER_ID
 from tests.node.test_server import Client, combined_config, serve
 from tidemark import logs
 from tidemark.cli.bundle import Bundle, add_cluster
+from tidemark.cli.cluster import app as cluster_app
 from tidemark.cli.debug import app
 from tidemark.client.models import ConfigResource, NodeState
 from tidemark.errors import ClusterAuthorizationFailedError, ConfigError, NetworkError
+from tidemark.types import TopicIdPartition
 
 SECRET = "hunter2-planted"
 
@@ -114,5 +117,16 @@ def test_a_real_node_gives_settings_quorum_and_log_and_no_secret(tmp_path: Path)
         assert json.loads(found["nodes/1/node.json"])["node_id"] == 1
         assert json.loads(found["log-dirs.json"])["1"][0]["error"] is None
         assert [name for name, text in found.items() if SECRET in text] == []
+        assert server.broker is not None
+        assert server.broker._tier is not None
+        for _ in range(3):
+            tasks = server.broker._tier.metrics.failed_tasks
+            tasks.fail("copy", TopicIdPartition(UUID(int=1), "tale", 0), OSError("AccessDenied"))
+        asked = ["health", "--bootstrap-server", bootstrap, "--json"]
+        done = await asyncio.to_thread(CliRunner().invoke, cluster_app, asked)
+        (problem,) = json.loads(done.stdout)["problems"]
+        assert (problem["kind"], problem["where"]) == ("tier task fails", "broker 1: tale-0")
+        assert problem["detail"].startswith("copy failed 3 times since ")
+        assert problem["detail"].endswith(": AccessDenied")
 
     serve(config, story)

@@ -215,3 +215,19 @@ def test_of_a_transaction_the_topics_are_told_that_may_be_described() -> None:
     may = ((acls.DESCRIBE, acls.TRANSACTIONAL_ID, "t"), (acls.DESCRIBE, acls.TOPIC, "b"))
     asked("/tidemark.v1.Transactions/DescribeTransactions", request, *may).answered(answer)
     assert [topic.name for topic in answer.transactions[0].topics] == ["b"]
+
+
+def test_a_nodes_log_is_for_who_may_set_the_levels_of_its_loggers() -> None:
+    path, request = "/tidemark.v1.Admin/DescribeNodeLog", admin_pb2.DescribeNodeLogRequest()
+    cluster = (acls.CLUSTER, acls.CLUSTER_NAME)
+    assert asked(path, request, (acls.DESCRIBE, *cluster)).request is None
+    assert asked(path, request, (acls.ALTER_CONFIGS, *cluster)).request is request
+    levels = admin_pb2.IncrementalAlterConfigsRequest()
+    levels.resources.add().resource.resource_type = 8  # type: ignore[assignment]
+    name = "/tidemark.v1.Admin/IncrementalAlterConfigs"
+    assert asked(name, levels, (acls.ALTER_CONFIGS, *cluster)).request is not None
+    state = "/tidemark.v1.Admin/DescribeNode"
+    assert asked(state, admin_pb2.DescribeNodeRequest()).request is None
+    assert (
+        asked(state, admin_pb2.DescribeNodeRequest(), (acls.DESCRIBE, *cluster)).request is not None
+    )

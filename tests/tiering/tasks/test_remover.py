@@ -17,6 +17,7 @@ from tests import virtual_time
 from tests.tiering.builders import FINISHED, PARTITION, STARTED, segment, server_config
 from tidemark.types import REMOTE_LOG_METADATA_TOPIC, TopicIdPartition, TopicPartition
 from tiering.errors import RemoteStorageError, RetriableRemoteStorageError
+from tiering.failing import REMOVE, FailedTasks
 from tiering.metadata.memory import MemoryHistory, MemoryRemoteLogMetadataManager
 from tiering.metadata.segments import (
     RemoteLogMetadata,
@@ -110,7 +111,9 @@ class Cluster:
         return "flights" if topic_id in self.topic_ids else None
 
 
-def remover(tier: Tier, cluster: Cluster, node_id: int = 1) -> PartitionRemover:
+def remover(
+    tier: Tier, cluster: Cluster, node_id: int = 1, failed: FailedTasks | None = None
+) -> PartitionRemover:
     config = server_config(node_id=node_id, remote_partition_remover_task_interval_ms=INTERVAL_MS)
     metadata = MemoryRemoteLogMetadataManager(tier.history)
     deleter = SegmentDeleter(
@@ -125,7 +128,9 @@ def remover(tier: Tier, cluster: Cluster, node_id: int = 1) -> PartitionRemover:
     deleter._pool = Inline()  # type: ignore[assignment]
     metadata.recorded_partitions(lambda number: True)
     leases = Leases(tier, deleter.run, lambda: 5, 1_000)  # type: ignore[arg-type]
-    return PartitionRemover(config, metadata, deleter, leases, cluster, lambda: 5, random.Random(1))
+    return PartitionRemover(
+        config, metadata, deleter, leases, cluster, lambda: 5, random.Random(1), failed
+    )
 
 
 def run(scenario: Callable[[], Awaitable[None]]) -> None:
@@ -333,5 +338,29 @@ def test_an_upload_that_ends_after_the_mark_is_removed_at_once() -> None:
         tier.apply(late.update(FINISHED, 2, 1))
         assert await one.remove_once()
         assert not tier.objects and tier.steps() == STEPS
+
+    run(scenario)
+
+
+def test_removals_that_fail_are_told_until_they_succeed_or_another_node_has_them() -> None:
+    async def scenario() -> None:
+        tier, cluster, failed = Tier(), Cluster(), FailedTasks()
+        tier.copy(segment(0, 9, 1))
+        one = remover(tier, cluster, failed=failed)
+        await one.mark(PARTITION)
+        tier.down = True
+        for failures in (1, 2):
+            assert not await one.remove_once()
+            (told,) = failed.worst(9)
+            assert (told.task, told.partition, told.failures) == (REMOVE, PARTITION, failures)
+            assert "SlowDown" in told.error
+        cluster.leader = 2
+        await one.remove_once()
+        assert failed.worst(9) == []
+        cluster.leader = 1
+        assert not await one.remove_once()
+        tier.down = False
+        assert await one.remove_once()
+        assert failed.worst(9) == []
 
     run(scenario)
