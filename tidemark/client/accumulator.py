@@ -101,6 +101,7 @@ class Accumulator:
         self._ready = ReadyQueues()
         self._no_expiry_before_ms = inf  # a lower bound: most batches are done long before
         self.buffered_bytes = 0
+        self.lost_records = 0
 
     # Filling.
 
@@ -403,6 +404,7 @@ class Accumulator:
         for batch, error in lost:
             if not batch.done:
                 batch.error = error
+                self.lost_records += batch.count
                 if self._lost is not None:
                     self._lost(error)
                 by_partition.setdefault(batch.topic_partition, []).append(batch)

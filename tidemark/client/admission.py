@@ -174,6 +174,7 @@ class Admission:
         self.parked_bytes = 0
         self.reserved_bytes = 0  # of tables that are being split
         self.waits_for_room = False
+        self.lost_records = 0
 
     # Sends.
 
@@ -446,6 +447,10 @@ class Admission:
     def _fail(self, parked: Parked, error: BaseException) -> None:
         if isinstance(parked, ParkedRecord):
             self.parked_bytes -= parked.size_bytes
+        self._lose(parked, error)
+
+    def _lose(self, parked: Parked, error: BaseException) -> None:
+        self.lost_records += 1 if isinstance(parked, ParkedRecord) else parked.table.num_rows
         self._lost(error)
         parked.fail(error)
 
@@ -472,8 +477,7 @@ class Admission:
                 lane.parked.clear()
                 lane.splitting = None
                 for one in parked:
-                    self._lost(error)
-                    one.fail(error)
+                    self._lose(one, error)
             lanes.clear()
         self._missed.clear()
         self.parked_bytes = self.reserved_bytes = 0

@@ -310,8 +310,11 @@ class AsyncConsumer(_LookUps, AsyncCloses):
             self._seek(partition, Position(to.offset, to.leader_epoch) if to else Position(0))
 
     def metrics(self) -> dict[str, float]:
-        """Times in ms for which brokers throttled this consumer, by Kafka's names."""
-        return self._fetcher.core.throttled.metrics("fetch")
+        """Rates, sizes in bytes and times in ms of this consumer, by Kafka's names.
+
+        README lists them.
+        """
+        return self._fetcher.core.metrics(self._fetcher.now_ms())
 
     async def position(self, partition: TopicPartition, timeout_ms: float | None = None) -> int:
         """The offset of the next record; waits for a look-up that is under way.

@@ -399,8 +399,11 @@ class AsyncProducer(AsyncCloses):
         return self._limits.max_block_ms
 
     def metrics(self) -> dict[str, float]:
-        """Times in ms for which brokers throttled this producer, by Kafka's names."""
-        return self._core.throttled.metrics("produce")
+        """Rates, sizes in bytes and times in ms of this producer, by Kafka's names.
+
+        README lists them.
+        """
+        return self._core.metrics(self._sender.now_ms())
 
     async def partitions_for(
         self, topic: str, timeout_ms: float | None = None

@@ -22,6 +22,7 @@ from tidemark.client.accumulator import Accumulator
 from tidemark.client.admission import Admission, Limits, ParkedTable, View
 from tidemark.client.batch import Batch, Stamp, State
 from tidemark.client.delivery import ArrowSend
+from tidemark.client.metering import ProducerMeter
 from tidemark.client.retry import RetryPolicy, is_retriable
 from tidemark.client.throttled import ThrottledNodes
 from tidemark.client.transactions.core import TransactionCore
@@ -58,11 +59,12 @@ _NAMES = {code.value: code.name for code in ErrorCode}
 class ProduceCall:
     """A produce request to one node; `open_batches` are those that it still has to answer."""
 
-    __slots__ = ("batches", "leader", "look_at_ms", "timeout_ms")
+    __slots__ = ("batches", "leader", "look_at_ms", "sent_at_ms", "timeout_ms")
 
     def __init__(self, leader: int, batches: list[Batch], now_ms: float) -> None:
         self.leader = leader
         self.batches = batches
+        self.sent_at_ms = now_ms
         self.look_at_ms = now_ms + watch.SLOW_CALL_S * 1000
         self.timeout_ms = 0.0
 
@@ -159,6 +161,7 @@ class ProducerCore:
         self._requests: dict[ProduceCall, None] = {}
         self._in_flight: dict[int, int] = {}  # requests per node
         self.throttled = ThrottledNodes()
+        self.meter = ProducerMeter()
         self._to_cut: list[Batch] = []
         self._identity = Chore(retry, rng)
         self._refresh = Chore(retry, rng)
@@ -209,6 +212,7 @@ class ProducerCore:
             for batch in batches:
                 batch.flight = request
                 batch.tries.leader_epoch = self._view.leader_epoch(batch.topic_partition)
+            self.meter.sent(batches, now_ms)
             self._requests[request] = None
             self._in_flight[leader] = self._in_flight.get(leader, 0) + 1
             effects.requests.append(request)
@@ -270,6 +274,7 @@ class ProducerCore:
     def answered(self, request: ProduceCall, answer: Any, now_ms: float) -> list[Batch]:
         """Takes a ProduceResponse. Returns the batches that failed for good."""
         self._end(request)
+        self.meter.answered(now_ms - request.sent_at_ms, now_ms)
         self.throttled.answered(request.leader, answer.throttle_time_ms, now_ms)
         self._view.hint_nodes(answer.node_endpoints)
         answers = {(r.topic, r.index): r for r in answer.responses}
@@ -335,7 +340,8 @@ class ProducerCore:
         if self._limits.acks == 0 and was_sent:
             self.accumulator.succeeded(batch, -1)
             return
-        self.accumulator.failed(batch, error, now_ms, at_once=hinted)
+        if self.accumulator.failed(batch, error, now_ms, at_once=hinted):
+            self.meter.retried += batch.count
         if is_retriable(error) and not hinted and not isinstance(error, _OF_COORDINATOR):
             self._is_stale = True
         if batch.state is State.CUTTING:
@@ -408,6 +414,18 @@ class ProducerCore:
         """Bytes without an outcome, those that wait at the door included."""
         door = self.admission
         return self.accumulator.buffered_bytes + door.parked_bytes + door.reserved_bytes
+
+    def metrics(self, now_ms: float) -> dict[str, float]:
+        """See `AsyncProducer.metrics`."""
+        memory = self._limits.buffer_memory
+        lost = self.accumulator.lost_records + self.admission.lost_records
+        return {
+            **self.throttled.metrics("produce"),
+            **self.meter.report(lost, now_ms),
+            "buffer-available-bytes": float(max(0, memory - self.buffered_bytes)),
+            "buffer-total-bytes": float(memory),
+            "requests-in-flight": float(len(self._requests)),
+        }
 
     def next_deadline_ms(self, now_ms: float) -> float | None:
         """The time of the next step, if nothing else happens."""

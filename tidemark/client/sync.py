@@ -213,7 +213,7 @@ class Producer(Face):
         return SyncArrowDelivery(self._thread.run(accept()), self._thread)
 
     def metrics(self) -> dict[str, float]:
-        """Times in ms for which brokers throttled this producer, by Kafka's names."""
+        """Rates, sizes in bytes and times in ms of this producer, by Kafka's names."""
         return self._core.metrics()
 
     def flush(self, timeout_s: float | None = None) -> None:
@@ -460,7 +460,7 @@ class Consumer(_LookUps):
         self._thread.run(self._core.seek_to_timestamp(timestamps))
 
     def metrics(self) -> dict[str, float]:
-        """Times in ms for which brokers throttled this consumer, by Kafka's names."""
+        """Rates, sizes in bytes and times in ms of this consumer, by Kafka's names."""
         return self._core.metrics()
 
     def position(self, partition: TopicPartition, timeout_ms: float | None = None) -> int:

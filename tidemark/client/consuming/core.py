@@ -46,6 +46,7 @@ from tidemark.client.errors import (
     NoOffsetForPartitionError,
     TopicRecreatedError,
 )
+from tidemark.client.metering import ConsumerMeter
 from tidemark.client.models import OffsetAndTimestamp
 from tidemark.client.records import RawBatches
 from tidemark.client.retry import is_retriable
@@ -80,6 +81,7 @@ class FetchCore:
         self._rng = rng
         self._requests = Requests()
         self.throttled = ThrottledNodes()
+        self.meter = ConsumerMeter()
         self._left: list[int] = []  # requests
         self._refresh: Refreshing | Resting = Resting()
 
@@ -287,6 +289,16 @@ class FetchCore:
         self._refresh = Refreshing(state.attempts)
         effects.refresh_metadata = True
 
+    def metrics(self, now_ms: float) -> dict[str, float]:
+        """See `AsyncConsumer.metrics`."""
+        partitions = [*self.assignment.partitions.values()]
+        return {
+            **self.throttled.metrics("fetch"),
+            **self.meter.report(now_ms),
+            "assigned-partitions": float(len(partitions)),
+            "records-lag-max": float(max((one.lag for one in partitions), default=0)),
+        }
+
     # Events of the edge.
 
     def answered(self, request_id: int, response: FetchResponse, now_ms: float) -> None:
@@ -299,6 +311,8 @@ class FetchCore:
             text = f"node {request.node}: {response.error_message}"
             self.failed(request_id, error_of(response.error_code, text), now_ms)
             return
+        size_bytes = sum(len(data.payload) for data in response.responses)
+        self.meter.fetched(size_bytes, now_ms - request.sent_at_ms, now_ms)
         request.rest(now_ms)
         has_news = False
         self._leaders.hint_nodes(response.node_endpoints)
@@ -425,6 +439,7 @@ class FetchCore:
             data.log_start_offset,
             data.aborted_transactions if self.settings.isolation_level else (),
         )
+        partition.high_watermark = data.high_watermark
         self.assignment.push(partition, raw, extent)
         partition.target = Position(extent.next_offset, extent.last_epoch, ask.topic_id, True)
         self.assignment.enter(partition, Ready())

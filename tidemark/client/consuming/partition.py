@@ -149,6 +149,7 @@ class AssignedPartition:
     __slots__ = (
         "buffered",
         "held_bytes",
+        "high_watermark",
         "is_paused",
         "phase",
         "preference",
@@ -166,6 +167,12 @@ class AssignedPartition:
         self.preference: Preference | None = None
         self.buffered: deque[Fetched] = deque()
         self.held_bytes = 0
+        self.high_watermark = -1
+
+    @property
+    def lag(self) -> int:
+        """Offsets between the reader and the high watermark of the last records; 0: unknown."""
+        return max(0, self.high_watermark - self.reader.offset) if self.reader is not None else 0
 
     @property
     def ahead_bytes(self) -> int:

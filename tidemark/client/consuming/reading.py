@@ -41,9 +41,24 @@ class Handed(Generic[T]):
 
         A partition that was sought since keeps the position sought.
         """
+        meter = self.fetcher.core.meter
+        for one in self.taken:
+            meter.consumed(*_amount(one))
         self.fetcher.core.assignment.handed_over(self.taken)
         self.fetcher.schedule()
         return self.result
+
+
+def _amount(taken: Taken) -> tuple[int, int]:
+    """Records and bytes of what the reader gets. Bytes count with the last records of an answer,
+    and raw batches have as many records as offsets.
+    """
+    item = taken.item
+    rows, raw = item.rows, item.raw
+    of_item = raw.next_offset - raw.first_offset if rows is None else rows.num_rows
+    if taken.rows is None or taken.rows >= of_item:
+        return of_item, len(raw.buffer)
+    return taken.rows, 0
 
 
 class PollReader:

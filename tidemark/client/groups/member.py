@@ -145,6 +145,7 @@ class GroupMember:
                 self._group_id,
                 core.settings.max_poll_interval_ms,
             )
+        sent_at_ms = self._fetcher.now_ms()
         try:
             answer = await self._calls.attempt(
                 request, pb.ConsumerGroupHeartbeatResponse, _of_whole
@@ -152,7 +153,9 @@ class GroupMember:
         except TidemarkError as error:
             core.failed(error, self._fetcher.now_ms())
         else:
-            core.answered(request, answer, self._fetcher.now_ms())
+            now_ms = self._fetcher.now_ms()
+            self._fetcher.core.meter.beat(now_ms - sent_at_ms, now_ms)
+            core.answered(request, answer, now_ms)
         if core.has_work:
             self._fetcher.wake()
 
@@ -289,6 +292,7 @@ class GroupMember:
                 request.member_epoch = self.core.epoch
             return request
 
+        sent_at_ms = self._fetcher.now_ms()
         try:
             await self._calls.call(
                 make,
@@ -302,6 +306,8 @@ class GroupMember:
                 f"group {self._group_id}: this consumer is not the group's member any more, so"
                 f" others have its partitions; poll to join again ({error})"
             ) from error
+        now_ms = self._fetcher.now_ms()
+        self._fetcher.core.meter.committed(now_ms - sent_at_ms, now_ms)
 
     async def committed(
         self, partitions: Iterable[TopicPartition]
