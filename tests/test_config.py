@@ -285,6 +285,7 @@ def test_a_broken_properties_file_names_the_file_and_line(
         ),
         ("auto.create.topics.enable=true", {}, "{path}: auto.create.topics.enable=true: topics"),
         ("", {"TIDEMARK_S3_ENDPOINT": "x", "TIDEMARK_PORT_9092_TCP_ADDR": "y"}, None),
+        ("", {"TIDEMARK_COMMAND_CONFIG": "x", "TIDEMARK_BOOTSTRAP_SERVER": "y"}, None),
     ],
 )
 def test_a_wrong_setting_is_told_with_its_place(

@@ -14,7 +14,8 @@ ENV_PREFIX = "TIDEMARK_"
 # Variables of clients and stores, of the project's own tests and benches, and the links that
 # Kubernetes makes for a service that is called tidemark.
 _NO_SETTINGS = re.compile(
-    "BOOTSTRAP_SERVER|S3_.*|SPARK_.*|COMPLETE|(SOAK|EXAMPLES|(SIM|CHAOS|DAMAGE|BENCH)_.*)"
+    "BOOTSTRAP_SERVER|COMMAND_CONFIG|COMPLETE|S3_.*|SPARK_.*"
+    "|(SOAK|EXAMPLES|(SIM|CHAOS|DAMAGE|BENCH)_.*)"
     "|(.*_)?(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT(_[0-9]+_.*)?)"
 )
 
