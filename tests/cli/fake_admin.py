@@ -101,6 +101,7 @@ class FakeAdmin:
         self.quotas: dict[QuotaEntity, dict[str, float]] = {}
         self.calls: list[tuple[Any, ...]] = []
         self.nodes = FakeNodes()
+        self.security: Any = None
 
     def __call__(self, bootstrap_servers: str) -> FakeAdmin:
         return self

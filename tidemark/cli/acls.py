@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tidemark.cli.session import DryRun, Session, with_session
-from tidemark.errors import ConfigError
+from tidemark.errors import ConfigError, InvalidRequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from tidemark.security.acls import AclBinding, AclFilter
 
 app = typer.Typer(help="Who may do what, on clusters with an authorizer.", no_args_is_help=True)
+
+_FIELDS = (
+    *("resource_type", "resource_name", "pattern_type"),
+    *("principal", "host", "operation", "permission"),
+)
+_ADVICE = "entries are as `tidemark acls list --json` prints them"
 
 Topics = Annotated[list[str] | None, typer.Option("--topic", help="A topic; * is each.")]
 Groups = Annotated[list[str] | None, typer.Option("--group", help="A group; * is each.")]
@@ -123,6 +131,94 @@ def remove(
     session.tell([_json(one) for one in gone], [f"{verb}: {one}" for one in gone] or ["no entries"])
 
 
+@app.command("apply")
+@with_session
+def apply(
+    session: Session,
+    files: Annotated[
+        list[Path],
+        typer.Argument(metavar="FILE...", help="Entries, as `tidemark acls list --json` prints."),
+    ],
+    prune: Annotated[
+        bool, typer.Option("--prune", help="Remove each entry that no file names.")
+    ] = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Add the entries of files that the cluster does not have."""
+    from tidemark.security.acls import AclFilter
+
+    wanted = {entry for file in files for entry in entries_of(file)}
+    with session.admin() as admin:
+        present = set(admin.security.describe_acls())
+        missing = sorted(wanted - present)
+        surplus = sorted(present - wanted) if prune else []
+        if missing and not dry_run:  # before others go: nobody is without both
+            admin.security.create_acls(missing)
+        if surplus and not dry_run:
+            admin.security.delete_acls([AclFilter(*entry) for entry in surplus])
+    would = "would be " if dry_run else ""
+    told = [f"{would}added: {one}" for one in missing]
+    told += [f"{would}removed: {one}" for one in surplus]
+    changes = {"added": [_json(one) for one in missing], "removed": [_json(one) for one in surplus]}
+    session.tell(changes, told or ["nothing to change"])
+
+
+def entries_of(file: Path) -> list[AclBinding]:
+    """The entries of a file of JSON. Raises ConfigError."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file}: {error}; {_ADVICE}") from None
+    if not isinstance(found, list):
+        raise ConfigError(f"{file} is no list of entries; {_ADVICE}")
+    entries = []
+    for number, one in enumerate(found, start=1):
+        try:
+            entries.append(_entry(one))
+        except (ConfigError, InvalidRequestError) as error:
+            raise ConfigError(f"{file}, entry {number}: {error}") from None
+    return entries
+
+
+def _entry(found: object) -> AclBinding:
+    """The reverse of `_json`. Raises ConfigError and InvalidRequestError."""
+    from tidemark.security import acls
+
+    if not isinstance(found, dict) or any(not isinstance(text, str) for text in found.values()):
+        raise ConfigError("it is no object of texts")
+    if unlike := found.keys() ^ {*_FIELDS}:
+        raise ConfigError(f"{', '.join(sorted(unlike))}: the fields are {', '.join(_FIELDS)}")
+    kinds = {acls.resource_type_name(n): n for n in acls.RESOURCE_TYPES}
+    patterns = {"literal": acls.LITERAL, "prefixed": acls.PREFIXED}
+    permissions = {"allow": acls.ALLOW, "deny": acls.DENY}
+    entry = acls.AclBinding(
+        _one_of(kinds, "resource_type", found),
+        found["resource_name"],
+        _one_of(patterns, "pattern_type", found),
+        found["principal"],
+        found["host"],
+        _operation(found["operation"]),
+        _one_of(permissions, "permission", found),
+    )
+    acls.check(entry)
+    return entry
+
+
+def _one_of(known: Mapping[str, int], field: str, found: Mapping[str, str]) -> int:
+    if found[field] not in known:
+        raise ConfigError(f"{field} {found[field]!r} is none of {', '.join(known)}")
+    return known[found[field]]
+
+
+def _operation(text: str) -> int:
+    from tidemark.v1 import acl_pb2
+
+    try:
+        return int(acl_pb2.AclOperation.Value("ACL_OPERATION_" + text.upper().replace("-", "_")))
+    except ValueError:
+        raise ConfigError(f"there is no operation {text!r}") from None
+
+
 def _resources(
     topics: Sequence[str] | None,
     groups: Sequence[str] | None,
@@ -155,19 +251,12 @@ def _needed(
 ) -> list[tuple[int, str, int]]:
     """Each resource with each of its operations. Raises ConfigError."""
     from tidemark.security import acls
-    from tidemark.v1 import acl_pb2
 
     if not named:
         raise ConfigError("name a resource: --topic, --group, --transactional-id or --cluster")
     found = []
     for kind, name in named:
-        wanted = set()
-        for text in operations:
-            key = "ACL_OPERATION_" + text.upper().replace("-", "_")
-            try:
-                wanted.add(int(acl_pb2.AclOperation.Value(key)))
-            except ValueError:
-                raise ConfigError(f"there is no operation {text!r}") from None
+        wanted = {_operation(text) for text in operations}
         if producer and kind == acls.TOPIC:
             wanted |= {acls.WRITE, acls.DESCRIBE, acls.CREATE}
         if producer and kind == acls.TRANSACTIONAL_ID:

@@ -62,6 +62,8 @@ _OF_RESOURCE: Mapping[int, frozenset[int]] = {
 }
 """The operations that a resource has."""
 
+RESOURCE_TYPES = tuple(_OF_RESOURCE)
+
 
 class AclBinding(NamedTuple):
     """One entry; the numbers are those of acl.proto."""
