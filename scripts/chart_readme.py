@@ -38,6 +38,35 @@ helm test tide
 - Without `remoteStorage.existingSecret` the store's credentials are those of the pod's IAM role:
   put its annotation into `serviceAccount.annotations`.
 - `scripts/test-kubernetes` proves all this on a real cluster, under load.
+
+## Certificates
+
+```yaml
+tls:
+  enabled: true
+  existingSecret: tide-tls # or certManager: {enabled: true}
+  clients: {protocol: SASL_SSL}
+users:
+  - {name: admin, secret: tide-users, key: admin}
+  - {name: ann, secret: tide-users, key: ann}
+acls:
+  enabled: true
+  superUsers: [admin]
+  entries:
+    - {principal: ann, topics: [flights], groups: [g], consumer: true}
+```
+
+- `tide-tls` has `tls.crt`, `tls.key` and `ca.crt`. The certificate is for servers and clients. Its
+  common name is `tls.nodeName`. Its names, each followed by `.NAMESPACE.svc.DOMAIN`, are
+  `*.tide-tidemark-broker`, `*.tide-tidemark-controller` and `tide-tidemark-bootstrap`. For clients
+  outside it has the addresses of `broker.external`, or `tls.clients.existingSecret` has them.
+- Whoever has a certificate of that common name by that authority is a node. Do not let the
+  authority sign it for others.
+- Brokers meet at `tls.interBrokerPort`. Clients use `broker.port` and `broker.external`.
+- `kubectl exec` into a pod gives a `tidemark` that connects as a node, with all rights.
+- The port of metrics has neither TLS nor a login: `networkPolicy.metricsFrom`.
+- A running cluster is not switched to TLS by an upgrade: `helm uninstall`, then `helm install`. The
+  volumes stay.
 """
 
 

@@ -28,6 +28,28 @@ from tidemark.config.properties import parse_properties
 CHART = Path(__file__).resolve().parents[2] / "helm" / "tidemark"
 KUBERNETES_VERSIONS = ("1.31", "1.35")
 
+TLS = {"tls.enabled": "true", "tls.existingSecret": "tide-tls"}
+CERT_MANAGER = {"tls.enabled": "true", "tls.certManager.enabled": "true"}
+USERS = TLS | {
+    "tls.clients.protocol": "SASL_SSL",
+    "users[0].name": "ann",
+    "users[0].secret": "tide-users",
+    "users[0].key": "ann",
+    "users[1].name": "admin",
+    "users[1].secret": "tide-admin",
+    "acls.enabled": "true",
+    "acls.superUsers[0]": "admin",
+    "acls.prune": "true",
+    "acls.entries[0].principal": "ann",
+    "acls.entries[0].topics": "{flights,flights-2}",
+    "acls.entries[0].groups[0]": "g",
+    "acls.entries[0].consumer": "true",
+    "acls.entries[1].principal": "*",
+    "acls.entries[1].cluster": "true",
+    "acls.entries[1].operations": "{describe,alter}",
+    "acls.entries[1].hosts[0]": "10.0.0.7",
+    "acls.entries[1].deny": "true",
+}
 S3 = {
     "remoteStorage.enabled": "true",
     "remoteStorage.endpoint": "https://s3.example:9000",
@@ -104,6 +126,27 @@ VALUE_SETS: dict[str, dict[str, str]] = {
         r"topics[0].config.retention\.ms": "604800000",
         "topics[1].name": "plain",
     },
+    "tls-of-a-secret": TLS | {"broker.external.enabled": "true"},
+    "tls-by-cert-manager": CERT_MANAGER
+    | {
+        "networkPolicy.enabled": "true",
+        "broker.external.enabled": "true",
+        "broker.external.host": "broker-{ordinal}.example.com",
+        "broker.external.type": "LoadBalancer",
+        "tls.certManager.ipAddresses[0]": "10.0.0.7",
+        "tls.certManager.dnsNames[0]": "tide.example.com",
+    },
+    "tls-by-an-issuer-of-the-company": CERT_MANAGER
+    | {
+        "tls.certManager.issuer.name": "company",
+        "tls.certManager.issuer.kind": "ClusterIssuer",
+        "tls.nodeName": "a-node",
+        "tls.clients.clientAuth": "required",
+        "tls.clients.existingSecret": "public-tls",
+        "acls.enabled": "true",
+    },
+    "users-and-acls": USERS,
+    "dashboards": {"metrics.dashboards.enabled": "true"},
     "without-checks": {"checkSettings": "false", "broker.stopGateSeconds": "0"},
 }
 
@@ -153,6 +196,8 @@ def test_lint_is_strictly_clean(name: str) -> None:
 @pytest.mark.parametrize("name", VALUE_SETS)
 def test_every_manifest_is_a_valid_object(name: str, version: str) -> None:
     for manifest in manifests(name):
+        if manifest["apiVersion"].startswith("cert-manager.io/"):
+            continue  # tests/helm/test_security.py reads it
         kubernetes_validate.validate(manifest, version, strict=True)
 
 
@@ -495,6 +540,10 @@ def test_internal_topics_have_as_many_replicas_as_there_are_brokers(
         ({"metrics.port": "9092"}, "in use by the nodes' own listeners"),
         (
             {"metrics.enabled": "false", "metrics.podMonitor.enabled": "true"},
+            "need metrics.enabled",
+        ),
+        (
+            {"metrics.enabled": "false", "metrics.dashboards.enabled": "true"},
             "need metrics.enabled",
         ),
         ({r"config.prometheus\.listener": "x:1"}, "set by the chart"),

@@ -5,6 +5,7 @@ page is that of its values.
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -66,3 +67,14 @@ def test_the_charts_page_is_made_of_its_values() -> None:
     command = [sys.executable, "scripts/chart_readme.py", "--check"]
     done = subprocess.run(command, cwd=README.parent, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_values_of_the_charts_page_render_as_printed(tmp_path: Path) -> None:
+    page = (README.parent / "helm" / "tidemark" / "README.md").read_text()
+    (printed,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "values.yaml").write_text(printed)
+    command = [tool("helm"), "template", "tide", "helm/tidemark", "-f", tmp_path / "values.yaml"]
+    done = subprocess.run(command, cwd=README.parent, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "tidemark users set-password 'ann'" in done.stdout
+    assert "super.users=User:tide-tidemark-node;User:admin" in done.stdout

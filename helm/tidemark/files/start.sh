@@ -1,8 +1,9 @@
 #!/bin/sh
 # Completes server.properties with what only the pod knows, formats its directory on the first start,
-# and becomes the server. ROLE, POD_NAME, DOMAIN, PORT, NODE_ID_OFFSET, LOG_LEVEL, RACK_* and EXTERNAL_* come
-# from the pod.
+# and becomes the server. ROLE, POD_NAME, DOMAIN, PORT, NODE_ID_OFFSET, LOG_LEVEL, LISTENER, INTERNAL_PORT,
+# RACK_* and EXTERNAL_* come from the pod.
 set -eu
+unset TIDEMARK_BOOTSTRAP_SERVER TIDEMARK_COMMAND_CONFIG # they are for people in the pod
 ordinal=${POD_NAME##*-}
 properties=/run/tidemark/server.properties
 {
@@ -11,13 +12,14 @@ properties=/run/tidemark/server.properties
   if [ "$ROLE" = controller ]; then
     echo "advertised.listeners=CONTROLLER://$POD_NAME.$DOMAIN:$PORT"
   else
-    outside=""
+    inside="" outside=""
+    if [ -n "${INTERNAL_PORT:-}" ]; then inside=",INTERNAL://$POD_NAME.$DOMAIN:$INTERNAL_PORT"; fi
     if [ -n "${EXTERNAL_HOST:-}" ]; then
       port=$EXTERNAL_PORT
       if [ -n "${EXTERNAL_NODE_PORT:-}" ]; then port=$((EXTERNAL_NODE_PORT + ordinal)); fi
       outside=",EXTERNAL://$(echo "$EXTERNAL_HOST" | sed "s/{ordinal}/$ordinal/g"):$port"
     fi
-    echo "advertised.listeners=PLAINTEXT://$POD_NAME.$DOMAIN:$PORT$outside"
+    echo "advertised.listeners=${LISTENER:-PLAINTEXT}://$POD_NAME.$DOMAIN:$PORT$inside$outside"
   fi
   rack=${RACK_ZONE:-}
   if [ -n "${RACK_NAMES:-}" ]; then

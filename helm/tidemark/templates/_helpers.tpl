@@ -66,12 +66,16 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 process.roles={{ .role }}
 controller.listener.names=CONTROLLER
 controller.quorum.voters={{ include "tidemark.voters" .root }}
-listeners={{ if eq .role "controller" }}CONTROLLER{{ else }}PLAINTEXT{{ end }}://:{{ $own.port }}
+listeners={{ if eq .role "controller" }}CONTROLLER{{ else }}{{ include "tidemark.clientListener" .root }}{{ end }}://:{{ $own.port }}
+{{- if and (eq .role "broker") $values.tls.enabled }},INTERNAL://:{{ int $values.tls.interBrokerPort }}{{ end }}
 {{- if and (eq .role "broker") $values.broker.external.enabled }},EXTERNAL://:{{ int $values.broker.external.port }}{{ end }}
 log.dirs=/var/lib/tidemark/data
 {{- range $i := untilStep 1 (int (default 1 $own.persistence.volumes)) 1 }},/var/lib/tidemark-{{ $i }}/data{{ end }}
 {{- if $values.metrics.enabled }}
 prometheus.listener=:{{ int $values.metrics.port }}
+{{- end }}
+{{- if $values.tls.enabled }}
+{{ include "tidemark.securityProperties" . }}
 {{- end }}
 {{- $settings := mustMergeOverwrite (deepCopy $values.config) (deepCopy $own.config) }}
 {{- if eq .role "broker" }}
@@ -152,9 +156,10 @@ rsm.config.key.prefix={{ .keyPrefix }}
 {{- join " " $ids -}}
 {{- end -}}
 
-{{/* Pod of a job with one shell script: dict "root" . "name" "check" "script" "..." "volumes" (list) "mounts" (list) */}}
+{{/* Pod of a job with one shell script, which connects to the cluster or not: dict "root" . "name" "check" "script" "..." "connects" true "volumes" (list) "mounts" (list) */}}
 {{- define "tidemark.job" -}}
 {{- $values := .root.Values -}}
+{{- $secured := and $values.tls.enabled .connects -}}
 backoffLimit: 2
 template:
   metadata:
@@ -178,10 +183,17 @@ template:
         command: ["/bin/sh", "-euc"]
         args:
           - |
+            {{- if $secured }}
+            {{ include "tidemark.connectLine" .root }}
+            {{- end }}
             {{- .script | nindent 12 }}
         env:
           - name: TIDEMARK_BOOTSTRAP_SERVER
-            value: {{ include "tidemark.bootstrap" .root }}
+            value: {{ include "tidemark.commandServer" .root }}
+          {{- if $secured }}
+          - name: TIDEMARK_COMMAND_CONFIG
+            value: /tmp/client.properties
+          {{- end }}
         securityContext:
           {{- toYaml $values.securityContext | nindent 10 }}
         resources:
@@ -190,6 +202,9 @@ template:
         volumeMounts:
           - name: tmp
             mountPath: /tmp
+          {{- if $secured }}
+          {{- include "tidemark.tlsMounts" (dict "root" .root "role" "job") | nindent 10 }}
+          {{- end }}
           {{- with .mounts }}
           {{- toYaml . | nindent 10 }}
           {{- end }}
@@ -197,6 +212,9 @@ template:
       - name: tmp
         emptyDir:
           sizeLimit: 256Mi
+      {{- if $secured }}
+      {{- include "tidemark.tlsVolumes" (dict "root" .root "role" "job") | nindent 6 }}
+      {{- end }}
       {{- with .volumes }}
       {{- toYaml . | nindent 6 }}
       {{- end }}
@@ -204,5 +222,9 @@ template:
 
 {{/* What clients in the cluster are given as bootstrap.servers. */}}
 {{- define "tidemark.bootstrap" -}}
-{{ include "tidemark.fullname" . }}-bootstrap.{{ .Release.Namespace }}.svc.{{ .Values.clusterDomain }}:{{ int .Values.broker.port }}
+{{ include "tidemark.bootstrapHost" . }}:{{ int .Values.broker.port }}
+{{- end -}}
+
+{{- define "tidemark.bootstrapHost" -}}
+{{ include "tidemark.fullname" . }}-bootstrap.{{ .Release.Namespace }}.svc.{{ .Values.clusterDomain }}
 {{- end -}}
