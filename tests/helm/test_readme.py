@@ -73,7 +73,8 @@ def test_the_values_of_the_charts_page_render_as_printed(tmp_path: Path) -> None
     page = (README.parent / "helm" / "tidemark" / "README.md").read_text()
     (printed,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
     (tmp_path / "values.yaml").write_text(printed)
-    command = [tool("helm"), "template", "tide", "helm/tidemark", "-f", tmp_path / "values.yaml"]
+    values = str(tmp_path / "values.yaml")
+    command = [tool("helm"), "template", "tide", "helm/tidemark", "-f", values]
     done = subprocess.run(command, cwd=README.parent, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert "tidemark users set-password 'ann'" in done.stdout
