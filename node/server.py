@@ -29,6 +29,7 @@ from quorum.replica.loader import MetadataLoader
 from quorum.replica.server import RaftServer
 from quorum.services.controller_server import ControllerServer
 from tidemark.config import ServerConfig
+from tidemark.config.console import console_access
 from tidemark.errors import FatalError, TidemarkError
 from tidemark.surroundings import surroundings
 from tidemark.types import Endpoint
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
     from node.metrics.exposition import Exposition
+    from tidemark.console.server import ConsoleServer
+    from tidemark.console.timeline import QuorumSight
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +63,8 @@ class Server:
         self._exposition: Exposition | None = None
         self._meters = RequestMeters(config.observation.slow_request_threshold_ms)
         self.metrics_endpoint: Endpoint | None = None
+        self._console: ConsoleServer | None = None
+        self.console_endpoint: Endpoint | None = None
         self._clock = clock or Clock()
         self._storage: NodeStorage | None = None
         self._keeper: asyncio.Task[None] | None = None
@@ -129,6 +134,27 @@ class Server:
         await self.raft.start()
         if self.broker is not None:
             await self.broker.start(reserve)
+        await self._start_console()
+
+    async def _start_console(self) -> None:
+        access = console_access(self.config)
+        if access is None:
+            return
+        from tidemark.console.server import ConsoleServer  # it brings the client along
+
+        address = access.bootstrap.address
+        self._console = ConsoleServer(address, login=access.login, look=self._look_at_quorum)
+        self.console_endpoint = await self._console.start(self.config.console.endpoint)
+        logger.info("the console is at http://%s", self.console_endpoint.address)
+
+    async def _look_at_quorum(self) -> QuorumSight | None:
+        from tidemark.console.timeline import QuorumSight
+
+        if self.raft is None:
+            return None
+        found = self.raft.describe()
+        voters = tuple(voter.replica_id for voter in found.voters)
+        return QuorumSight(found.leader_id, found.leader_epoch, self.raft.high_watermark, voters)
 
     async def _reserve(self, directory: Directory) -> Reserve:
         """Keeps room for the metadata log, and takes it again after it was given back."""
@@ -235,6 +261,9 @@ class Server:
 
     async def _shut_down(self, clean: bool = False) -> None:
         await cancel_all(self._keeper)
+        if self._console is not None:
+            await self._console.stop()
+            self._console = None
         if self._exposition is not None:
             await self._exposition.stop()
             self._exposition = None

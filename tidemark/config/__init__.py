@@ -3,11 +3,13 @@
 Each setting is one line in a table, with type, default, bounds and documentation. Parsing, the
 command line, DescribeConfigs and the checks of AlterConfigs all read that table. Outsiders import
 what is listed here. The command line and the admin handlers also use `definition`, and programs
-that write a server.properties use `properties`. Connections and listeners use `security`.
+that write a server.properties use `properties`. Connections and listeners use `security`, and the
+console `console`.
 
     server       ServerConfig: the settings of a node
     loading      reads them from a file and TIDEMARK_... variables
     observation  settings of a node's log, metrics and probes
+    console      settings of a broker's web console
     topic        TopicConfig: the settings of a topic, its defaults, settings altered at run time
     security     settings of secured connections, of clients and of nodes
     listeners    the listeners of a node, and what they have to agree on

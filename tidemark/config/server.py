@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 
+from tidemark.config.console import ConsoleConfig, console_access
 from tidemark.config.definition import section, setting
 from tidemark.config.listeners import check_listeners, parse_listeners
 from tidemark.config.observation import ObservationConfig
@@ -233,6 +234,7 @@ class ServerConfig:
         at_least=0,
     )
     observation: ObservationConfig = section(ObservationConfig)
+    console: ConsoleConfig = section(ConsoleConfig)
     num_replica_alter_log_dirs_threads: int = setting(
         0, doc="replicas moved between directories at once; 0: one for each of log.dirs", at_least=0
     )
@@ -505,6 +507,7 @@ class ServerConfig:
             raise ConfigError("a broker needs a listener beside those in controller.listener.names")
         self.voters()
         check_listeners(self)
+        console_access(self)
         if self.log_cleaner_min_compaction_lag_ms > self.log_cleaner_max_compaction_lag_ms:
             raise ConfigError(
                 "log.cleaner.min.compaction.lag.ms is above log.cleaner.max.compaction.lag.ms"

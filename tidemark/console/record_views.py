@@ -1,0 +1,112 @@
+"""Records as a page shows them: bytes as text, JSON or hex, cut where they are long (pure).
+
+Values are hostile: anything may be in them. They leave here as JSON strings, which the page puts
+into text nodes alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from tidemark.client.models import ConsumerRecord
+from tidemark.errors import InvalidRequestError
+
+FORMATS = ("auto", "text", "json", "hex")
+FIELD_BYTES_MAX = 16 << 10
+PAGE_BYTES_MAX = 1 << 20
+_HEADERS_MAX = 50
+_JSON_DEPTH_MAX = 64
+
+
+def shown(data: bytes | None, wanted: str) -> dict[str, Any]:
+    """Bytes in a format; `auto` takes JSON, text or hex, the first that fits."""
+    if data is None:
+        return {"as": "null", "text": "", "bytes": 0, "cut": False}
+    cut = len(data) > FIELD_BYTES_MAX
+    kept = data[:FIELD_BYTES_MAX]
+    found = {"as": wanted, "bytes": len(data), "cut": cut}
+    if wanted in ("auto", "json") and not cut and (pretty := _pretty(kept)) is not None:
+        return {**found, "as": "json", "text": pretty}
+    if wanted == "hex" or (wanted == "auto" and not _is_text(kept, cut)):
+        return {**found, "as": "hex", "text": kept.hex(" ")}
+    return {**found, "as": "text", "text": kept.decode(errors="replace")}
+
+
+def _pretty(data: bytes) -> str | None:
+    """JSON with an indent; None for what is no object or list, or is nested too deeply."""
+    if data[:1].strip() not in (b"{", b"["):
+        return None
+    if max(data.count(b"{"), data.count(b"[")) > _JSON_DEPTH_MAX and _depth(data) > _JSON_DEPTH_MAX:
+        return None
+    try:
+        text = json.dumps(json.loads(data), indent=2, ensure_ascii=False)
+    except (ValueError, RecursionError):
+        return None
+    # Its indents are a multiple of what came; lone surrogates are in no text.
+    return text if len(text) <= 8 * FIELD_BYTES_MAX and _encodes(text) else None
+
+
+def _depth(data: bytes) -> int:
+    """The greatest number of open brackets; those in strings count as well."""
+    depth = deepest = 0
+    for byte in data:
+        if byte in b"{[":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif byte in b"}]":
+            depth -= 1
+    return deepest
+
+
+def _encodes(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _is_text(data: bytes, cut: bool) -> bool:
+    """Whether bytes are UTF-8 that can be printed; a cut may be within a character."""
+    for end in range(len(data), max(len(data) - 4, -1) if cut else len(data) - 1, -1):
+        try:
+            text = data[:end].decode()
+        except UnicodeDecodeError:
+            continue
+        return all(char.isprintable() or char in "\t\r\n" for char in text)
+    return False
+
+
+def view_of(record: ConsumerRecord, wanted: str) -> dict[str, Any]:
+    """One record."""
+    return {
+        "offset": record.offset,
+        "timestamp_ms": record.timestamp_ms,
+        "key": shown(record.key, wanted),
+        "value": shown(record.value, wanted),
+        "headers": [
+            {"key": key[:FIELD_BYTES_MAX], "value": shown(value, wanted)}
+            for key, value in record.headers[:_HEADERS_MAX]
+        ],
+        "headers_left_out": max(0, len(record.headers) - _HEADERS_MAX),
+    }
+
+
+def page_of(records: Iterable[ConsumerRecord], wanted: str) -> tuple[list[dict[str, Any]], bool]:
+    """Views of the first records that fit into `PAGE_BYTES_MAX`, at least one, and whether all do.
+
+    Raises InvalidRequestError for an unknown format.
+    """
+    if wanted not in FORMATS:
+        raise InvalidRequestError(f"format={wanted!r} is none of {', '.join(FORMATS)}")
+    views: list[dict[str, Any]] = []
+    size = 0
+    for record in records:
+        view = view_of(record, wanted)
+        size += len(json.dumps(view))
+        if views and size > PAGE_BYTES_MAX:
+            return views, False
+        views.append(view)
+    return views, True
