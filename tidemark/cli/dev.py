@@ -11,6 +11,7 @@ from tidemark.cli.output import Json, print_json, print_line, settings_of
 
 _FIRST_BROKER_PORT = 9092
 _FIRST_CONTROLLER_PORT = 9192
+_CONSOLE_PORT = 9088
 _LOOK_S = 0.5
 _READY_S = 300.0  # each broker of the first start in an installation compiles the record kernels
 
@@ -31,6 +32,9 @@ def dev(
     restart: Annotated[
         bool, typer.Option(help="Start a node again that ended, three times a minute at most.")
     ] = True,
+    console: Annotated[
+        bool, typer.Option("--console", help="Serve the web console by the first broker.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Run a local cluster; the first broker answers on port 9092 if that is free."""
@@ -45,6 +49,7 @@ def dev(
     overrides |= settings_of(config or [])
     if tier_dir is not None:
         overrides = tier_settings(tier_dir) | overrides
+    listener = f"127.0.0.1:{choose_console_port()}" if console else None
     with contextlib.ExitStack() as stack:
         if data_dir is None:
             data_dir = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tidemark-")))
@@ -54,13 +59,15 @@ def dev(
             brokers=brokers,
             racks=tuple(rack for rack in racks.split(",") if rack),
             overrides=overrides,
+            node_overrides={controllers + 1: {"console.listener": listener}} if listener else None,
             ports=choose_ports(controllers, brokers),
             cluster_id=existing_cluster_id(data_dir),
         )
         _interrupt_on_signals()
         with cluster:
             cluster.wait_ready(_READY_S)
-            _say(cluster.bootstrap_servers, cluster.controller_servers, data_dir, as_json)
+            servers = (cluster.bootstrap_servers, cluster.controller_servers)
+            _say(servers, data_dir, listener and f"http://{listener}", as_json)
             again = cluster.restart if restart else None
             watch = Watch(cluster.nodes, _tell, again, time.monotonic)
             with contextlib.suppress(SystemExit):
@@ -106,6 +113,13 @@ def choose_ports(controllers: int, brokers: int) -> list[int]:
     return wanted if all(map(is_free, wanted)) else free_ports(controllers + brokers)
 
 
+def choose_console_port() -> int:
+    """9088 if it is free."""
+    from tidemark.cli.local_cluster import free_ports, is_free
+
+    return _CONSOLE_PORT if is_free(_CONSOLE_PORT) else free_ports(1)[0]
+
+
 def existing_cluster_id(data_dir: Path) -> str | None:
     """The cluster id of data from an earlier run; a node may join no other cluster."""
     from tidemark.config.properties import parse_properties
@@ -115,9 +129,10 @@ def existing_cluster_id(data_dir: Path) -> str | None:
     return None
 
 
-def _say(bootstrap: str, controllers: str, data_dir: Path, as_json: bool) -> None:
+def _say(servers: tuple[str, str], data_dir: Path, console: str | None, as_json: bool) -> None:
     import sys
 
+    bootstrap, controllers = servers
     if as_json:
         print_json(
             {
@@ -125,6 +140,7 @@ def _say(bootstrap: str, controllers: str, data_dir: Path, as_json: bool) -> Non
                 "controller_servers": controllers,
                 "data_dir": str(data_dir),
                 "output_dir": str(data_dir / "output"),
+                "console": console,
             }
         )
     else:
@@ -133,6 +149,8 @@ def _say(bootstrap: str, controllers: str, data_dir: Path, as_json: bool) -> Non
         print_line(f"controllers: {controllers}")
         print_line(f"data:        {data_dir}")
         print_line(f"output:      {data_dir / 'output'}, a file of each node")
+        if console is not None:
+            print_line(f"console:     {console}")
         print_line("try, in another terminal:")
         print_line(f"  tidemark topics create events --partitions 3 --bootstrap-server {first}")
         print_line(f"  echo hello | tidemark produce events --bootstrap-server {first}")

@@ -90,6 +90,7 @@ class ConsoleRoutes:
         self._timeline = timeline
         self._now_ms = now_ms
         self._files = _read_files()
+        self._index = self._files["/index.html"]
         self._answers = asyncio.Semaphore(ANSWERS_MAX)
         self._browses = asyncio.Semaphore(BROWSES_MAX)
         self._pages: dict[str, Page] = {
@@ -103,19 +104,24 @@ class ConsoleRoutes:
             "/api/quorum": self._quorum,
             "/api/records": self._records,
         }
+        if visitors.ask_login:
+            del self._files["/"], self._files["/index.html"]
 
     async def answer(self, request: WebRequest) -> WebAnswer:
         """The answer to a GET."""
         if request.path in self._files:
             return self._files[request.path]
         page = self._pages.get(request.path)
+        if request.path in ("/", "/index.html"):
+            page = self._logged_in
         if page is None:
             return refusal(HTTPStatus.NOT_FOUND, "NO_SUCH_PATH", "the console has no such path")
         try:
             async with asyncio.timeout(ANSWER_S_MAX), self._answers:
                 login = request.headers.get("authorization", "")
                 async with self._visitors.visitor(login) as visitor:
-                    return of_json(await page(visitor, request.parameters))
+                    found = await page(visitor, request.parameters)
+            return self._index if page == self._logged_in else of_json(found)
         except TimeoutError:
             return refusal(
                 HTTPStatus.GATEWAY_TIMEOUT,
@@ -124,6 +130,16 @@ class ConsoleRoutes:
             )
         except TidemarkError as error:
             return refused(error)
+
+    async def _logged_in(self, visitor: Visitor, parameters: Parameters) -> dict[str, Any]:
+        """Has the browser ask for a password before the page is there: scripts can not."""
+        try:
+            await visitor.admin.describe_cluster()
+        except SaslAuthenticationError:
+            raise
+        except ApiError:
+            pass  # the page tells it
+        return {}
 
     async def _facts(self, visitor: Visitor, parameters: Parameters) -> views.ClusterFacts:
         admin = visitor.admin

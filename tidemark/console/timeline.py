@@ -42,7 +42,7 @@ class QuorumTimeline:
     def view(self) -> dict[str, Any]:
         """The changes with the time until the next one."""
         begins = [began_ms for began_ms, _ in self._changes]
-        ends = [*begins[1:], self._last_ms]
+        ends = [*begins, self._last_ms][1:]
         return {
             "forgotten": self._forgotten,
             "changes": [

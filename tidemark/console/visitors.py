@@ -106,6 +106,11 @@ class Visitors:
         self._make = make
         self._found: dict[bytes, Visitor] = {}
 
+    @property
+    def ask_login(self) -> bool:
+        """Whether users have to log in."""
+        return self._login is not None
+
     def __len__(self) -> int:
         return len(self._found)
 

@@ -49,8 +49,10 @@ function drawNav(name) {
 }
 
 async function fetched(route, parameters) {
-  const query = new URLSearchParams(parameters);
-  const response = await fetch(`/api/${route.api}?${query}`, { cache: "no-store" });
+  // Of the origin: where the address has a password in it, fetch refuses a relative one.
+  const url = new URL(`/api/${route.api}`, location.origin);
+  url.search = new URLSearchParams(parameters);
+  const response = await fetch(url, { cache: "no-store", credentials: "include" });
   const body = await response.json().catch(() => ({}));
   if (!response.ok) {
     const error = new Error(body.message || `the console answered ${response.status}`);

@@ -101,7 +101,7 @@ export function table(name, caption, columns, data, empty) {
     heads.forEach((head, index) => {
       const mine = order && order.index === index;
       head.setAttribute("aria-sort", mine ? (order.sign > 0 ? "ascending" : "descending") : "none");
-      head.querySelector(".arrow").textContent = mine ? (order.sign > 0 ? "↑" : "↓") : "";
+      head.querySelector(".arrow").textContent = mine ? (order.sign > 0 ? "↑" : "↓") : "\u00a0";
     });
     body.replaceChildren(
       ...rows.map((row) =>
@@ -131,7 +131,7 @@ export function table(name, caption, columns, data, empty) {
 
 export function cards(entries) {
   return el("div", { class: "cards" }, entries.map(([title, value, note, long]) =>
-    el("dl", { class: "card" }, el("dt", {}, title),
+    el("dl", { class: long ? "card wide" : "card" }, el("dt", {}, title),
       el("dd", { class: long ? "long" : null }, value), note && el("dd", { class: "note" }, note))));
 }
 

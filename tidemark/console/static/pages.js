@@ -63,7 +63,7 @@ export function brokers(data) {
     el("h1", {}, "Brokers"),
     notes(data),
     table("brokers", "Brokers", [
-      { title: "Broker", key: "broker", number: true },
+      { title: "Broker", key: "broker" },
       { title: "Address", key: "address" },
       { title: "Rack", key: "rack" },
       { title: "State", key: "state", show: state },
@@ -74,7 +74,7 @@ export function brokers(data) {
     ], data.brokers, "No broker is registered yet"),
     el("h2", {}, "Log directories"),
     table("directories", "Log directories", [
-      { title: "Broker", key: "broker", number: true },
+      { title: "Broker", key: "broker" },
       { title: "Directory", key: "directory", show: (row) => el("code", {}, row.directory) },
       { title: "State", key: "state", show: disk },
       { title: "Replicas", key: "replicas", number: true },
@@ -112,7 +112,7 @@ export function topic(data) {
     el("h1", {}, data.topic, " ", el("span", { class: "quiet" }, `id ${data.topic_id}`)),
     notes(data),
     table(`topic ${data.topic}`, "Partitions", [
-      { title: "Partition", key: "partition", number: true },
+      { title: "Partition", key: "partition" },
       { title: "Leader", key: "leader", show: leader },
       { title: "Epoch", key: "leader_epoch", number: true },
       { title: "Replicas", of: (row) => nodes(row.replicas) },
@@ -140,7 +140,7 @@ export function tier(data, _, parameters) {
     notes(data),
     table("tier", "Tiered partitions", [
       { title: "Topic", key: "topic", show: topicLink },
-      { title: "Partition", key: "partition", number: true },
+      { title: "Partition", key: "partition" },
       { title: "Log start", key: "log_start", number: true },
       { title: "Local from", key: "local_start", number: true },
       { title: "Tiered to", key: "tiered_to", number: true },
@@ -182,7 +182,7 @@ export function group(data) {
     el("h2", {}, "Offsets"),
     table(`group ${data.group}`, "Offsets", [
       { title: "Topic", key: "topic", show: topicLink },
-      { title: "Partition", key: "partition", number: true },
+      { title: "Partition", key: "partition" },
       { title: "Offset", key: "offset", number: true },
       { title: "End", key: "end", number: true },
       { title: "Lag", key: "lag", number: true },
@@ -226,6 +226,7 @@ function chart(changes) {
 export function quorum(data) {
   const changes = data.timeline.changes;
   const role = (row) => badge(row.role, row.role === "leader" ? "good" : "");
+  const isSilent = (row) => row.fetched_ms_ago === null || row.fetched_ms_ago > 10000;
   const damage = (row) => (row.damage === "none" ? "none" : badge(row.damage, "bad"));
   return [
     el("h1", {}, "Quorum"),
@@ -238,13 +239,14 @@ export function quorum(data) {
     ]),
     el("h2", {}, "Voters and observers"),
     table("quorum", "Voters and observers", [
-      { title: "Node", key: "node", number: true },
+      { title: "Node", key: "node" },
       { title: "Role", key: "role", show: role },
       { title: "Address", key: "address" },
       { title: "Log end", key: "log_end", number: true },
       { title: "Lag", key: "lag", number: true },
       { title: "Last fetch", key: "fetched_ms_ago", number: true,
-        show: (row) => ago(row.fetched_ms_ago) },
+        show: (row) => (isSilent(row) ? badge(row.fetched_ms_ago === null ? "not seen" : ago(row.fetched_ms_ago), "warn")
+          : ago(row.fetched_ms_ago)) },
       { title: "Caught up", key: "caught_up_ms_ago", number: true,
         show: (row) => ago(row.caught_up_ms_ago) },
       { title: "Damage", key: "damage", show: damage },

@@ -83,7 +83,7 @@ function headers(record) {
 
 export function records(data, _, parameters) {
   const rows = data.records.map((record) =>
-    el("tr", { class: "record" },
+    el("tr", {},
       el("td", { class: "number" }, count(record.offset)),
       el("td", { class: "mono" }, time(record.timestamp_ms)),
       el("td", {}, field(record.key)),
@@ -98,7 +98,8 @@ export function records(data, _, parameters) {
       ? notice("warn", "This took too long", "These are the records that came in time.") : null,
     pager(data, parameters),
     rows.length
-      ? el("div", { class: "table", tabindex: "0", role: "region", "aria-label": "Records" },
+      ? el("div", { class: "table records", tabindex: "0", role: "region",
+          "aria-label": "Records" },
           el("table", {}, el("thead", {}, el("tr", {},
             ["Offset", "Time (UTC)", "Key", "Value", "Headers"].map((title, index) =>
               el("th", { scope: "col", class: index ? null : "number" }, title)))),
