@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
@@ -73,7 +74,7 @@ def call(servers: str, *arguments: str, stdin: str | None = None) -> str:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_cluster_is_started_used_and_gone(number: int, tmp_path: Path) -> None:
     options = ("--brokers", "2", "--data-dir", str(tmp_path / "data"))
-    with Dev(*options) as dev:
+    with Dev(*options, "--console") as dev:
         told = dev.announced()
         servers = told["bootstrap_servers"]
         pids = dev.children()
@@ -84,6 +85,9 @@ def test_a_cluster_is_started_used_and_gone(number: int, tmp_path: Path) -> None
         assert read == "hello\n"
         assert call(servers, "metadata", "ls", "/brokers").split() == ["2", "3"]
         assert "healthy" in call(servers, "cluster", "health")
+        with urllib.request.urlopen(f"{told['console']}/api/topic?topic=events") as answer:
+            (partition,) = json.load(answer)["rows"]["rows"]
+            assert sorted(partition["replicas"]) == [2, 3]
         os.kill(pids[0], signal.SIGKILL)  # one of them dies, and comes back
         until(lambda: len(dev.children()) == 3 and pids[0] not in dev.children())
         pids = dev.children()

@@ -94,6 +94,7 @@ def test_records_that_came_after_the_end_was_asked_are_left_out() -> None:
         {"limit": "0"},
         {"limit": str(RECORDS_MAX + 1)},
         {"isolation": "serializable"},
+        {"format": "xml"},
     ],
 )
 def test_a_query_that_means_nothing_is_refused(parameters: Mapping[str, str]) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -206,6 +207,24 @@ def test_a_cluster_that_hangs_ends_in_a_timeout_and_others_are_served() -> None:
         assert (await console.api("brokers"))[0] == HTTPStatus.OK
 
     told(admin, story)
+
+
+def test_readers_of_a_leader_that_hangs_hold_up_no_other_page() -> None:
+    class Hanging(ToldAdmin):
+        async def describe_topics(self, names: Sequence[str]) -> Any:
+            if list(names) == ["events"]:
+                await asyncio.get_running_loop().create_future()
+            return await super().describe_topics(names)
+
+    async def story(console: Console) -> None:
+        path = "records?topic=events"
+        reading = [asyncio.ensure_future(console.api(path)) for _ in range(2 * routes.ANSWERS_MAX)]
+        status, _ = await console.api("quorum")
+        assert status == HTTPStatus.OK and not any(each.done() for each in reading)
+        found = [status for status, _ in await asyncio.gather(*reading)]
+        assert found == [HTTPStatus.GATEWAY_TIMEOUT] * len(reading)
+
+    told(Hanging(), story)
 
 
 @pytest.mark.parametrize(

@@ -145,6 +145,27 @@ def test_a_client_in_use_is_not_closed_and_one_too_many_is_refused() -> None:
     asyncio.run(story())
 
 
+def test_a_new_user_is_not_sent_away_while_another_one_leaves() -> None:
+    async def story() -> None:
+        clients = Clients()
+        for number in range(VISITORS_MAX):
+            clients.now_ms += 1
+            await clients.visit(basic(f"u{number}", "p"))
+        going = asyncio.get_running_loop().create_future()
+
+        async def close() -> None:
+            await going
+
+        clients.made[0][1].close = close  # type: ignore[method-assign]
+        first = asyncio.ensure_future(clients.visit(basic("new", "p")))
+        await asyncio.sleep(0)
+        await clients.visit(basic("newer", "p"))
+        going.set_result(None)
+        assert not (await first).is_closed
+
+    asyncio.run(story())
+
+
 def test_an_idle_client_is_closed_by_the_next_request() -> None:
     async def story() -> None:
         clients = Clients()

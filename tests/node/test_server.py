@@ -5,9 +5,11 @@ together.
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -284,6 +286,46 @@ def test_a_second_process_on_the_directory_is_refused(tmp_path: Path) -> None:
             await Server(config).start()
 
     serve(config, test)
+
+
+def test_the_console_is_served_until_the_node_stops(tmp_path: Path) -> None:
+    config = combined_config(tmp_path, console_listener="127.0.0.1:0")
+    format_storage(config, CLUSTER_ID)
+    bound: list[Endpoint] = []
+
+    async def ask(path: str) -> dict[str, Any]:
+        reader, writer = await asyncio.open_connection(*bound[0])
+        writer.write(f"GET /api/{path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        answer = await reader.read()
+        writer.close()
+        found: dict[str, Any] = json.loads(answer.partition(b"\r\n\r\n")[2])
+        return found
+
+    async def test(server: Server, client: Client) -> None:
+        assert server.console_endpoint is not None
+        bound.append(server.console_endpoint)
+        await client.create("flights")
+        await client.produce("flights", batch("a", "b"))
+        found = await ask("records?topic=flights&limit=1")
+        assert [r["value"]["text"] for r in found["records"]] == ["b"]
+        (seen,) = [c for c in (await ask("quorum"))["timeline"]["changes"] if c["leader"]]
+        assert (seen["leader"], seen["voters"]) == (1, [1])
+
+    serve(config, test)
+    with pytest.raises(ConnectionRefusedError):
+        asyncio.run(ask("overview"))
+
+
+def test_a_port_of_the_console_in_use_is_a_clear_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        config = combined_config(tmp_path, console_listener=f"127.0.0.1:{holder.getsockname()[1]}")
+        format_storage(config, CLUSTER_ID)
+        assert run(config) == 1
+    assert "console.listener: can not listen on 127.0.0.1:" in capsys.readouterr().err
 
 
 def test_a_node_that_can_not_start_exits_with_1_and_says_why(

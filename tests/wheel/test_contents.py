@@ -32,7 +32,7 @@ def test_the_wheel_has_the_rooms_at_its_top_and_nothing_else(wheel: Path) -> Non
 
 
 def test_every_module_and_every_type_stub_is_in_the_wheel(wheel: Path) -> None:
-    suffixes = {".py", ".pyi", ".typed"}
+    suffixes = {".py", ".pyi", ".typed", ".html", ".css", ".js", ".svg"}
     own = {
         str(path.relative_to(ROOT))
         for room in ROOMS

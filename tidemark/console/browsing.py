@@ -62,19 +62,23 @@ class BrowseQuery:
             raise InvalidRequestError("name a topic: topic=events")
         level = parameters.get("isolation", _LEVELS[0])
         if level not in _LEVELS:
-            raise InvalidRequestError(f"isolation={level!r} is none of {', '.join(_LEVELS)}")
+            raise InvalidRequestError(f"isolation={level[:40]!r} is none of {', '.join(_LEVELS)}")
         offset = _number(parameters, "offset", 0, _OFFSET_MAX)
         timestamp_ms = _number(parameters, "timestamp", 0, _OFFSET_MAX)
         if offset is not None and timestamp_ms is not None:
             raise InvalidRequestError("give offset or timestamp, not both")
         limit = _number(parameters, "limit", 1, RECORDS_MAX)
+        shown_as = parameters.get("format", record_views.FORMATS[0])
+        if shown_as not in record_views.FORMATS:
+            told = ", ".join(record_views.FORMATS)
+            raise InvalidRequestError(f"format={shown_as[:40]!r} is none of {told}")
         return cls(
             TopicPartition(topic, _number(parameters, "partition", 0, 2**31 - 1) or 0),
             offset,
             timestamp_ms,
             _DEFAULT_RECORDS if limit is None else limit,
             level,
-            parameters.get("format", record_views.FORMATS[0]),
+            shown_as,
         )
 
 
@@ -106,8 +110,12 @@ async def browse(reader: PageReader, query: BrowseQuery) -> dict[str, Any]:
                 position = await reader.position(partition, _POLL_MS)
     except TimeoutError:
         is_late = True
-    records, all_fit = record_views.page_of((r for r in found if r.offset < end), query.format)
-    after = position if all_fit else records[-1]["offset"] + 1
+    found = [record for record in found if record.offset < end]
+    records = []
+    for view in record_views.views_of(found, query.format):
+        records.append(view)
+        await asyncio.sleep(0)  # the loop may be a broker's
+    after = position if len(records) == len(found) else records[-1]["offset"] + 1
     return {
         "topic": partition.topic,
         "partition": partition.partition,

@@ -7,11 +7,10 @@ into text nodes alone.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from tidemark.client.models import ConsumerRecord
-from tidemark.errors import InvalidRequestError
 
 FORMATS = ("auto", "text", "json", "hex")
 FIELD_BYTES_MAX = 16 << 10
@@ -94,19 +93,13 @@ def view_of(record: ConsumerRecord, wanted: str) -> dict[str, Any]:
     }
 
 
-def page_of(records: Iterable[ConsumerRecord], wanted: str) -> tuple[list[dict[str, Any]], bool]:
-    """Views of the first records that fit into `PAGE_BYTES_MAX`, at least one, and whether all do.
-
-    Raises InvalidRequestError for an unknown format.
-    """
-    if wanted not in FORMATS:
-        raise InvalidRequestError(f"format={wanted!r} is none of {', '.join(FORMATS)}")
-    views: list[dict[str, Any]] = []
+def views_of(records: Iterable[ConsumerRecord], wanted: str) -> Iterator[dict[str, Any]]:
+    """Views of the first records that fit into `PAGE_BYTES_MAX`, and of at least one."""
     size = 0
     for record in records:
         view = view_of(record, wanted)
+        is_first = size == 0
         size += len(json.dumps(view))
-        if views and size > PAGE_BYTES_MAX:
-            return views, False
-        views.append(view)
-    return views, True
+        if not is_first and size > PAGE_BYTES_MAX:
+            return
+        yield view

@@ -1,7 +1,7 @@
 """The paths of the console: files of the page, and what it asks below `/api/`.
 
 An answer of `/api/` is one round of calls of the user's own client. There are at most
-`ANSWERS_MAX` at once, of which `BROWSES_MAX` read records; others wait, and each has
+`ANSWERS_MAX` at once, and `BROWSES_MAX` more that read records; others wait, and each has
 `ANSWER_S_MAX` in all.
 """
 
@@ -117,7 +117,8 @@ class ConsoleRoutes:
         if page is None:
             return refusal(HTTPStatus.NOT_FOUND, "NO_SUCH_PATH", "the console has no such path")
         try:
-            async with asyncio.timeout(ANSWER_S_MAX), self._answers:
+            slots = self._browses if page == self._records else self._answers
+            async with asyncio.timeout(ANSWER_S_MAX), slots:
                 login = request.headers.get("authorization", "")
                 async with self._visitors.visitor(login) as visitor:
                     found = await page(visitor, request.parameters)
@@ -212,7 +213,7 @@ class ConsoleRoutes:
             raise UnknownTopicOrPartitionError(
                 f"{query.partition} does not exist: the topic has {len(numbers)} partitions"
             )
-        async with self._browses, visitor.consumer(query.isolation_level) as consumer:
+        async with visitor.consumer(query.isolation_level) as consumer:
             return await browsing.browse(consumer, query)
 
 

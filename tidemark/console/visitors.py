@@ -122,13 +122,16 @@ class Visitors:
         ThrottlingQuotaExceededError where too many users are served.
         """
         key, security = self._who(authorization)
-        await self._close_idle()
-        visitor = self._found.get(key) or await self._admitted(key, security)
-        visitor.requests += 1
+        leaving = self._idle()
+        visitor = self._found.get(key) or self._admitted(key, security, leaving)
+        visitor.requests += 1  # before anything is awaited: it must not leave
         try:
+            for each in leaving:
+                await each.admin.close()
             yield visitor
         except SaslAuthenticationError:
-            if self._found.pop(key, None) is not None:  # a wrong password keeps nobody out
+            if self._found.get(key) is visitor:  # a wrong password keeps nobody out
+                del self._found[key]
                 await visitor.admin.close()
             raise
         finally:
@@ -149,29 +152,25 @@ class Visitors:
             raise SaslAuthenticationError(str(error)) from None
         return hashlib.sha256(f"{name}\0{password}".encode()).digest(), security
 
-    async def _admitted(self, key: bytes, security: ClientSecurity) -> Visitor:
-        idle = [each for each, visitor in self._found.items() if not visitor.requests]
+    def _admitted(self, key: bytes, security: ClientSecurity, leaving: list[Visitor]) -> Visitor:
+        """A new visitor; the one that makes room is added to `leaving`."""
         if len(self._found) >= VISITORS_MAX:
+            idle = [each for each, visitor in self._found.items() if not visitor.requests]
             if not idle:
                 raise ThrottlingQuotaExceededError(
                     f"{VISITORS_MAX} users are being served: ask again in a moment"
                 )
             oldest = min(idle, key=lambda each: self._found[each].used_ms)
-            leaving = self._found.pop(oldest)
-        else:
-            leaving = None
+            leaving.append(self._found.pop(oldest))
         admin = self._make(self._bootstrap, security)
         visitor = self._found[key] = Visitor(self._bootstrap, security, admin)
-        if leaving is not None:
-            await leaving.admin.close()
         return visitor
 
-    async def _close_idle(self) -> None:
+    def _idle(self) -> list[Visitor]:
+        """Takes out those that did not come back."""
         since_ms = self._now_ms() - IDLE_MS_MAX
-        for key, visitor in list(self._found.items()):
-            if not visitor.requests and visitor.used_ms < since_ms:
-                del self._found[key]
-                await visitor.admin.close()
+        gone = [k for k, v in self._found.items() if not v.requests and v.used_ms < since_ms]
+        return [self._found.pop(key) for key in gone]
 
     async def close(self) -> None:
         """Closes all clients. Idempotent."""
