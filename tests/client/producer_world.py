@@ -117,6 +117,10 @@ class Table:
     ids: list[int]
     nbytes: int
 
+    @property
+    def num_rows(self) -> int:
+        return len(self.ids)
+
 
 @dataclass
 class Copy:
