@@ -14,6 +14,7 @@ import pytest
 from quorum.access.logins import Sessions
 from tidemark.client import login
 from tidemark.client.connections import Connections
+from tidemark.client.errors import ClientClosedError
 from tidemark.errors import (
     ConfigError,
     NetworkError,
@@ -251,6 +252,39 @@ def test_a_node_that_never_answers_on_a_former_call_is_left_in_time(tmp_path: Pa
             await connections.close()
             with pytest.raises(NetworkError):
                 await stuck
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_a_connection_that_is_closed_while_a_request_waits_for_a_former_call(
+    tmp_path: Path, is_closed: bool
+) -> None:
+    (file := tmp_path / "token").write_text("one")
+    asked_once = asyncio.Event()
+
+    async def never(context: Any) -> None:
+        await context.read()
+        asked_once.set()
+        await asyncio.Event().wait()
+
+    async def story() -> None:
+        async with Node(never) as node, asyncio.timeout(30):
+            connections = Connections(security=BY_JWT | {TOKEN_FILE: str(file)})
+            first = asyncio.ensure_future(asked(connections, node))
+            await asked_once.wait()
+            file.write_text("other")
+            later = asyncio.ensure_future(asked(connections, node))
+            for _ in range(10):
+                await asyncio.sleep(0)
+            if is_closed:
+                await connections.close()
+            else:
+                connections.disconnect(node.address)
+            found = await asyncio.gather(first, later, return_exceptions=True)
+            waited = ClientClosedError if is_closed else NetworkError
+            assert [type(error) for error in found] == [NetworkError, waited]
+            await connections.close()
 
     asyncio.run(story())
 

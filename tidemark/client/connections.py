@@ -153,20 +153,20 @@ class _Connection:
         """A call that nobody else uses; it ends with the connection, or when it is closed."""
         return Exchange(self.channel, path, metadata)
 
-    async def exchange(self, path: str, metadata: Metadata) -> Exchange:
-        """The open call for `path`. That of a former session ends soon: it is left as soon as
-        nothing is under way there, and requests keep their order.
+    async def leave_former(self, path: str) -> None:
+        """Leaves the open call for `path` of a former session, which ends soon: as soon as nothing
+        is under way there. Those who wait go on in their order.
         """
         if self.login is None:
-            return self._exchange(path, metadata)
+            return
         async with self._changing:
             found = self._exchanges.get(path)
             if found is not None and not self.login.is_current(found.metadata):
                 await found.finished()
                 found.close()
-            return self._exchange(path, metadata)
 
-    def _exchange(self, path: str, metadata: Metadata) -> Exchange:
+    def exchange(self, path: str, metadata: Metadata) -> Exchange:
+        """The open call for `path`."""
         found = self._exchanges.get(path)
         if found is None or not found.is_open:
             found = self._exchanges[path] = Exchange(self.channel, path, metadata)
@@ -282,10 +282,12 @@ class Connections:
         metadata = await self._metadata(connection, address, timeout_ms)
         try:
             async with asyncio.timeout(max(timeout_ms, 1) / 1000):
-                exchange = await connection.exchange(path, metadata)
+                await connection.leave_former(path)
         except TimeoutError:
             text = f"{address}: a call of a former login did not end in {timeout_ms:.0f} ms"
             raise RequestTimedOutError(text) from None
+        self._check_open(connection, address)
+        exchange = connection.exchange(path, metadata)
         call = exchange.ask(request, max(timeout_ms, 1) / 1000)
         used = exchange.metadata
         try:
@@ -310,8 +312,15 @@ class Connections:
         found = connection.known_metadata
         if connection.login is not None:
             found = await self._logged_in(connection, connection.login, address, limit_ms)
+        self._check_open(connection, address)
+        return found
+
+    def _check_open(self, connection: _Connection, address: str) -> None:
+        """Raises ClientClosedError or NetworkError where it was closed during a wait for a login,
+        or for calls of a former one.
+        """
         if self._connections.get(address) is connection:
-            return found
+            return
         if self._closed:
             raise ClientClosedError("the client is closed")
         raise NetworkError(f"{address}: the connection was closed during the login")
