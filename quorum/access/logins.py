@@ -41,6 +41,7 @@ _PREFIX = "scram."
 _STEP_MS = 10_000  # for the client's next message of a login
 _TOKENS_MAX = 10_000
 _RECHECKED_MS = 300_000  # the key of a token may have been withdrawn
+_KEYS_S = 60.0  # keys of a URL are not fetched again before
 _TOKEN_BYTES_MAX = 16 << 10
 _CHECKED_MAX = 256  # tokens that wait for their check; more are turned away
 
@@ -187,7 +188,7 @@ def _sasl_request(context: Context) -> pb.SaslAuthenticateRequest:
 
 
 class KeysUnavailableError(SaslAuthenticationError):
-    """The keys of the tokens' issuer can not be read now."""
+    """A token can not be checked now: its issuer's keys can not be read, or too many wait."""
 
 
 class JwtVerifier:
@@ -205,7 +206,8 @@ class JwtVerifier:
             )
         self._security = security
         self._path = Path(unquote(urlsplit(url).path)) if url.startswith("file://") else None
-        self._jwks = None if self._path else jwt.PyJWKClient(url, cache_keys=True, timeout=10)
+        # Not by `cache_keys`: that keeps a key until the process ends, also a withdrawn one.
+        self._jwks = None if self._path else jwt.PyJWKClient(url, lifespan=_KEYS_S, timeout=10)
         self._known: dict[bytes, tuple[Authenticated, int]] = {}  # and when it was checked
         # Its own thread: forged tokens must not hold those that logs and plug-ins wait for.
         self._thread = ThreadPoolExecutor(1, "tidemark-tokens")
@@ -219,29 +221,41 @@ class JwtVerifier:
         digest = hashlib.sha256(token.encode()).digest()
         known, checked_ms = self._known.get(digest, (None, 0))
         if known is None or self._wall_ms() - checked_ms >= _RECHECKED_MS:
-            known = await self._rechecked(token, self._known.pop(digest, None))
-            if len(self._known) >= _TOKENS_MAX:
-                self._known.clear()
-            self._known[digest] = known, self._wall_ms()
+            known = await self._rechecked(token, digest)
         if known.until_ms is not None and self._wall_ms() >= known.until_ms:
             raise SaslAuthenticationError("the token has expired: get a new one")
         return known
 
-    async def _rechecked(
-        self, token: str, before: tuple[Authenticated, int] | None
-    ) -> Authenticated:
-        """Checks a token again; it counts as before while the keys can not be had."""
+    async def _rechecked(self, token: str, digest: bytes) -> Authenticated:
+        """Checks a token, and remembers it.
+
+        A known one counts as before while it is checked, and while its check is not possible.
+        """
+        before = self._known.get(digest)
+        if before is not None:  # for calls that come meanwhile: keys may take a while
+            self._known[digest] = before[0], self._wall_ms()
         try:
-            return await self._checks(token)
+            found = await self._checks(token)
         except KeysUnavailableError:
             if before is None:
                 raise
-            return before[0]
+            found = before[0]
+        except SaslAuthenticationError:
+            self._known.pop(digest, None)
+            raise
+        except BaseException:  # the call was cancelled: the next one checks
+            if before is not None:
+                self._known[digest] = before
+            raise
+        if len(self._known) >= _TOKENS_MAX and digest not in self._known:
+            self._known.clear()
+        self._known[digest] = found, self._wall_ms()
+        return found
 
     async def _checks(self, token: str) -> Authenticated:
         """In a thread: keys may have to be fetched, and signatures take a moment."""
         if self._checked >= _CHECKED_MAX:
-            raise SaslAuthenticationError("too many tokens wait for their check: try again")
+            raise KeysUnavailableError("too many tokens wait for their check: try again")
         self._checked += 1
         try:
             loop = asyncio.get_running_loop()

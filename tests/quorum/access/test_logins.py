@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from quorum.access import logins
 from quorum.access.audit import AUDIT, Audit
 from quorum.access.authorizer import Authorizer
+from quorum.access.guard import Authenticated
 from quorum.access.listeners import AccessControl
 from quorum.access.logins import JwtVerifier, Sessions
 from quorum.image import EMPTY_IMAGE
@@ -283,3 +284,65 @@ def test_a_jwt_that_is_known_already_ends_in_time_and_a_huge_one_is_not_looked_a
         asyncio.run(verifier.authenticate(token))
     with pytest.raises(SaslAuthenticationError, match="a token of"):
         asyncio.run(verifier.authenticate("x" * 20_000))
+
+
+def test_a_known_jwt_counts_while_its_check_waits_for_keys(
+    jwks: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither an issuer that hangs nor a flood of forged tokens turns known users away."""
+    now, begun, may_end = [0], threading.Event(), threading.Event()
+    checks = list[str]()
+    with use(replace(surroundings(), wall_ms=lambda: now[0])):
+        verifier = verifier_of(jwks)
+
+    def fetch(token: str) -> Any:
+        checks.append(token)
+        if now[0]:
+            begun.set()
+        if now[0] and not may_end.wait(20):
+            raise AssertionError
+        if now[0]:
+            raise logins.KeysUnavailableError("the issuer does not answer")
+        return Authenticated("User:a")
+
+    monkeypatch.setattr(verifier, "_verified", fetch)
+
+    async def story() -> None:
+        await verifier.authenticate("known")
+        now[0] = 300_000
+        cancelled = asyncio.ensure_future(verifier.authenticate("known"))
+        assert await asyncio.to_thread(begun.wait, 10)
+        cancelled.cancel()
+        await asyncio.gather(cancelled, return_exceptions=True)
+        first = asyncio.ensure_future(verifier.authenticate("known"))
+        await asyncio.sleep(0)
+        async with asyncio.timeout(10):
+            assert (await verifier.authenticate("known")).principal == "User:a"
+        may_end.set()
+        assert (await first).principal == "User:a"
+        now[0] += 300_000
+        monkeypatch.setattr(logins, "_CHECKED_MAX", 0)
+        with pytest.raises(SaslAuthenticationError, match="too many"):
+            await verifier.authenticate("forged")
+        assert (await verifier.authenticate("known")).principal == "User:a"
+
+    asyncio.run(story())
+    assert checks.count("known") == 3  # the cancelled call's check is made again by the next one
+
+
+def test_a_withdrawn_key_of_a_url_counts_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    key = rsa.generate_private_key(65_537, 2_048)
+    public = json.loads(jwt.algorithms.RSAAlgorithm.to_jwk(key.public_key())) | {"kid": "1"}
+    token = jwt.encode({"sub": "a", "exp": int(time.time()) + 6_000}, key, "RS256", {"kid": "1"})
+    url, now, told = "https://issuer/keys", [0], {"keys": [public]}
+    with use(replace(surroundings(), wall_ms=lambda: now[0])):
+        verifier = JwtVerifier(ListenerSecurity(sasl_oauthbearer_jwks_endpoint_url=url))
+    monkeypatch.setattr(verifier._jwks, "fetch_data", lambda: told)
+    monkeypatch.setattr("jwt.jwk_set_cache.time.monotonic", lambda: now[0] / 1_000)
+    assert asyncio.run(verifier.authenticate(token)).principal == "User:a"
+    told = {"keys": [public | {"kid": "2"}]}
+    now[0] = 299_999
+    assert asyncio.run(verifier.authenticate(token)).principal == "User:a"
+    now[0] = 300_000
+    with pytest.raises(SaslAuthenticationError, match="is not accepted"):
+        asyncio.run(verifier.authenticate(token))
