@@ -249,6 +249,9 @@ def test_a_wrong_variable_is_an_error_of_its_setting(tmp_path: Path) -> None:
         ("=1\n", "line 1: '=1' is not key=value"),
         ("node.id=1\nlog.dirs=/a,\\\n", "line 2: the file ends within a continued line"),
         ("a=1\\\n2\nb\n", "line 3: 'b' is not key=value"),
+        ("sasl.password: hunter2\n", "line 1: 'sasl.password ...' is not key=value"),
+        ("sasl.password hunter2\n", "line 1: 'sasl.password ...' is not key=value"),
+        ("ssl.keystore.key=-----BEGIN\nMIIEvQIBADANBg\n", "line 2: this line is not key=value"),
     ],
 )
 def test_a_broken_properties_file_names_the_file_and_line(

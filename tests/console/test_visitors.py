@@ -177,3 +177,28 @@ def test_an_idle_client_is_closed_by_the_next_request() -> None:
         assert first.is_closed and len(clients.visitors) == 1
 
     asyncio.run(story())
+
+
+def test_clients_that_leave_are_closed_where_the_request_is_cancelled() -> None:
+    """One that hangs while it is closed holds up no other that leaves with it."""
+
+    async def story() -> None:
+        clients = Clients()
+        for user in ("ann", "bob"):
+            await clients.visit(basic(user, "p"))
+        hangs = asyncio.Event()
+
+        async def close() -> None:
+            await hangs.wait()
+
+        clients.made[0][1].close = close  # type: ignore[method-assign]
+        clients.now_ms += IDLE_MS_MAX + 1
+        request = asyncio.ensure_future(clients.visit(basic("eve", "p")))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert clients.made[1][1].is_closed
+        request.cancel()
+        await asyncio.gather(request, return_exceptions=True)
+        hangs.set()
+
+    asyncio.run(story())

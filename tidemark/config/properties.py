@@ -44,13 +44,23 @@ def numbered_properties(text: str, *, source: str) -> dict[str, tuple[str, int]]
             continue
         key, separator, value = line.partition("=")
         if not separator or not key.strip():
-            raise ConfigError(f"{source}, line {first_line}: {raw.strip()!r} is not key=value")
+            raise ConfigError(
+                f"{source}, line {first_line}: {_shown(raw.strip())} is not key=value"
+            )
         if key.strip() in values:
             raise ConfigError(f"{source}, line {first_line}: {key.strip()!r} is set twice")
         values[key.strip()] = (value.strip(), first_line)
     if pending:
         raise ConfigError(f"{source}, line {first_line}: the file ends within a continued line")
     return values
+
+
+def _shown(line: str) -> str:
+    """A line that is no assignment, as far as it looks like a name: the rest may be a secret."""
+    name = re.match(r"[a-z0-9._=-]{1,60}(?=[\s:]|$)", line)
+    if name is None:
+        return "this line"
+    return repr(line if name.group() == line else f"{name.group()} ...")
 
 
 def format_properties(values: Mapping[str, str]) -> str:

@@ -7,6 +7,7 @@ are passed on as a SCRAM login, so ACLs and the audit log see the user. There ar
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import contextlib
@@ -105,6 +106,7 @@ class Visitors:
         self._now_ms = now_ms
         self._make = make
         self._found: dict[bytes, Visitor] = {}
+        self._closing: set[asyncio.Future[None]] = set()
 
     @property
     def ask_login(self) -> bool:
@@ -125,9 +127,11 @@ class Visitors:
         leaving = self._idle()
         visitor = self._found.get(key) or self._admitted(key, security, leaving)
         visitor.requests += 1  # before anything is awaited: it must not leave
+        closing = [asyncio.ensure_future(each.admin.close()) for each in leaving]
+        self._closing.update(closing)
         try:
-            for each in leaving:
-                await each.admin.close()
+            if closing:
+                await asyncio.wait(closing)  # they go on closing where this request is cancelled
             yield visitor
         except SaslAuthenticationError:
             if self._found.get(key) is visitor:  # a wrong password keeps nobody out
@@ -135,6 +139,7 @@ class Visitors:
                 await visitor.admin.close()
             raise
         finally:
+            self._closing -= {each for each in self._closing if each.done()}
             visitor.requests -= 1
             visitor.used_ms = self._now_ms()
 
