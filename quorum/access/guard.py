@@ -311,7 +311,8 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # it is not 
 def _decoding(handler: Any) -> Any:
     """The handler, for which a request that can not be decoded is a status and no exception."""
     decode = handler.request_deserializer
-    if decode is None or isasyncgenfunction(handler.stream_stream):
+    answer = handler.unary_unary or handler.unary_stream or handler.stream_stream
+    if decode is None or answer is None or isasyncgenfunction(answer):
         return handler
     if handler.stream_stream is not None:
 
@@ -328,9 +329,11 @@ def _decoding(handler: Any) -> Any:
             request = decode(payload)
         except DecodeError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        return await handler.unary_unary(request, context)
+        return await answer(request, context)
 
-    return grpc.unary_unary_rpc_method_handler(serve, None, handler.response_serializer)
+    if handler.unary_unary is not None:
+        return grpc.unary_unary_rpc_method_handler(serve, None, handler.response_serializer)
+    return grpc.unary_stream_rpc_method_handler(serve, None, handler.response_serializer)
 
 
 _FORWARDED = "(forwarded)"

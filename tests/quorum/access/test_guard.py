@@ -7,8 +7,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import grpc
+import grpc.aio
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from node.runtime.health import Health
 from quorum.access.audit import Audit
 from quorum.access.guard import (
     FORWARDED_PRINCIPAL,
@@ -129,6 +132,40 @@ def test_no_message_of_a_stranger_is_read() -> None:
                 assert pb.SaslAuthenticateResponse.FromString(answer).error_code
                 huge = channel.unary_unary(topics, None, None)(bytes(64 << 20))
                 assert await huge.code() is grpc.StatusCode.UNAUTHENTICATED
+        finally:
+            await server.stop(None)
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("knows_callers", [False, True])
+def test_health_is_watched_through_the_guard(knows_callers: bool) -> None:
+    """Watch answers one message with a stream: gRPC's clients and proxies balance load by it."""
+
+    async def tokens(_: Any) -> Authenticated:
+        raise SaslAuthenticationError("no token")
+
+    async def story() -> None:
+        images, more = SimpleNamespace(image=EMPTY_IMAGE), {"tokens": tokens}
+        guard = Guard(images, None, Audit(), [], **(more if knows_callers else {}))
+        server = grpc.aio.server(interceptors=[guard])
+        health = Health(())
+        health.add_to(server)
+        await health.set(False)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        try:
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+                stub = health_pb2_grpc.HealthStub(channel)
+                watch = stub.Watch(health_pb2.HealthCheckRequest(), timeout=20)
+                assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+                await health.set(True)
+                assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+                watch.cancel()
+                broken = channel.unary_stream("/grpc.health.v1.Health/Watch", None, None)
+                with pytest.raises(grpc.aio.AioRpcError) as told:
+                    await broken(b"\xff", timeout=20).read()
+                assert told.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         finally:
             await server.stop(None)
 
