@@ -59,6 +59,7 @@ def served(story: Callable[[Endpoint, Ask, WebServer], Awaitable[None]]) -> None
         (b"GET /here HTTP/1.1\r\nHost: evil.example:9088\r\n\r\n", b"421 "),
         (b"GET /here HTTP/1.1\r\nHost: 127.0.0.1.evil.example\r\n\r\n", b"421 "),
         (b"GET /here HTTP/1.1\r\nHost: [::1\r\n\r\n", b"421 "),
+        (b"GET /here HTTP/1.1\r\nHost: [::1].evil.example\r\n\r\n", b"421 "),
         (b"GET /here HTTP/1.1\r\n" + LOCAL + b"Sec-Fetch-Site: cross-site\r\n\r\n", b"403 "),
         (b"GET /here HTTP/1.1\r\n" + LOCAL + b"Sec-Fetch-Site: same-site\r\n\r\n", b"403 "),
         (b"GET /here HTTP/1.1\r\n" + LOCAL + b"Sec-Fetch-Site: same-origin\r\n\r\n", b"200 OK"),

@@ -110,8 +110,9 @@ def parsed(head: bytes) -> WebRequest | WebAnswer:
 
 def _names_loopback(host: str) -> bool:
     """Whether a Host header names this machine; the port may be that of a tunnel."""
-    name = host[: host.find("]") + 1] if host.startswith("[") else host.partition(":")[0]
-    return is_loopback(name.strip("[]").lower())
+    end = host.find("]") + 1 if host.startswith("[") else host.find(":")
+    name, rest = (host, "") if end < 0 else (host[:end], host[end:])
+    return rest[:1] in ("", ":") and is_loopback(name.strip("[]").lower())
 
 
 Handler = Callable[[WebRequest], Awaitable[WebAnswer]]
