@@ -28,6 +28,13 @@ def bench_files() -> dict[str, Path]:
     return {p.stem: p for p in sorted(BENCHES.glob("*.py")) if not p.stem.startswith("_")}
 
 
+def peer_files(peer: str) -> dict[str, Path]:
+    """The benches beside another system by name."""
+    prefix = f"_peer_{peer}"
+    found = {p.stem.removeprefix(prefix).strip("_"): p for p in BENCHES.glob(f"{prefix}*.py")}
+    return {name or "clients": path for name, path in sorted(found.items())}
+
+
 def run_bench(name: str, path: Path) -> list[dict[str, Any]]:
     """Loads and runs one bench. Raises its errors, and ValueError for a row without a column."""
     spec = importlib.util.spec_from_file_location(f"benches.{name}", path)
@@ -71,13 +78,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="benches to run; none: all")
     parser.add_argument("--json", action="store_true", help="print rows as JSON")
-    parser.add_argument("--peer", choices=["kafka"], help="compare with it, and run no other bench")
+    parser.add_argument("--peer", choices=["kafka"], help="compare clients with it, or `spark`")
     parser.add_argument("--list", action="store_true", help="print the names of all benches")
     arguments = parser.parse_args()
     files = bench_files()
     if arguments.list:
         print("\n".join(files))
         return 0
+    if arguments.peer is not None:
+        files = peer_files(arguments.peer)
+        arguments.names = arguments.names or ["clients"]
     unknown = [name for name in arguments.names if name not in files]
     if unknown:
         print(f"no bench {', '.join(unknown)}; there are {', '.join(files)}", file=sys.stderr)
@@ -87,9 +97,6 @@ def main() -> int:
     progress = Console(stderr=True, highlight=False)
     rows: list[dict[str, Any]] = []
     failed: list[str] = []
-    if arguments.peer is not None:
-        arguments.names = [f"peer_{arguments.peer}"]
-        files = {arguments.names[0]: BENCHES / f"_peer_{arguments.peer}.py"}
     for name in arguments.names or files:
         began = time.monotonic()
         progress.print(f"bench {name} ...")

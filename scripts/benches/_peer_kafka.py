@@ -42,18 +42,28 @@ Row = dict[str, Any]
 def jars() -> str:
     """The class path of Kafka. Raises RuntimeError if it cannot be had."""
     home = os.environ.get("KAFKA_HOME")
-    if home:
-        return f"{home}/libs/*"
-    if not (CACHE / "libs").is_dir():
+    return f"{home}/libs/*" if home else f"{fetched(CACHE, _POM.format(version=VERSION))}/*"
+
+
+def fetched(cache: Path, pom: str) -> Path:
+    """The directory with the dependencies of a project, which Maven gets once."""
+    if not (cache / "libs").is_dir():
         if shutil.which("mvn") is None:
             raise RuntimeError("set KAFKA_HOME to a Kafka distribution, or install Maven")
-        CACHE.mkdir(parents=True, exist_ok=True)
-        (CACHE / "pom.xml").write_text(_POM.format(version=VERSION))
-        into = f"-DoutputDirectory={CACHE / 'partial'}"
-        command = ["mvn", "-q", "-B", "dependency:copy-dependencies", into]
-        subprocess.run(command, cwd=CACHE, check=True)
-        (CACHE / "partial").rename(CACHE / "libs")
-    return f"{CACHE}/libs/*"
+        cache.mkdir(parents=True, exist_ok=True)
+        (cache / "pom.xml").write_text(pom)
+        into = f"-DoutputDirectory={cache / 'partial'}"
+        command = [
+            "mvn",
+            "-q",
+            "-B",
+            "dependency:copy-dependencies",
+            into,
+            "-DincludeScope=runtime",
+        ]
+        subprocess.run(command, cwd=cache, check=True)
+        (cache / "partial").rename(cache / "libs")
+    return cache / "libs"
 
 
 def _java(main: str, *arguments: str, heap: str = "512m") -> list[str]:
@@ -61,16 +71,16 @@ def _java(main: str, *arguments: str, heap: str = "512m") -> list[str]:
 
 
 class Kafka:
-    """A controller and three brokers; a context manager."""
+    """A controller and brokers, three unless told otherwise; a context manager."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, brokers: int = 3) -> None:
         self._directory = directory
-        self._controller, *self._brokers = free_ports(4)
+        self._controller, *self._brokers = free_ports(1 + brokers)
         self._processes: list[subprocess.Popen[bytes]] = []
         self.servers = ",".join(f"127.0.0.1:{port}" for port in self._brokers)
 
     def __enter__(self) -> Kafka:
-        for number in range(4):
+        for number in range(1 + len(self._brokers)):
             path = self._settings(number)
             format_it = _java("kafka.tools.StorageTool", "format", "-t", CLUSTER_ID, "-c", path)
             subprocess.run(format_it, check=True, capture_output=True)
@@ -99,9 +109,10 @@ class Kafka:
         )
         return str(path)
 
-    def create(self, topic: str) -> None:
+    def create(self, topic: str, partitions: int = PARTITIONS) -> None:
         """Creates a topic, as soon as all brokers are there."""
-        sizes = ("--partitions", str(PARTITIONS), "--replication-factor", "3")
+        replicas = str(len(self._brokers))
+        sizes = ("--partitions", str(partitions), "--replication-factor", replicas)
         tool = "org.apache.kafka.tools.TopicCommand"
         command = _java(tool, "--bootstrap-server", self.servers, "--create", "--topic", topic)
         until = time.monotonic() + 60
@@ -109,13 +120,13 @@ class Kafka:
             if time.monotonic() > until:
                 raise RuntimeError(f"Kafka does not create {topic}: see {self._directory}")
 
-    def produce(self, topic: str, count: int, size: int, rate: int) -> str:
+    def produce(self, topic: str, count: int, size: int, rate: int, *props: str) -> str:
         return _output(
             _java(
                 "org.apache.kafka.tools.ProducerPerformance",
                 *("--topic", topic, "--num-records", str(count), "--record-size", str(size)),
                 *("--throughput", str(rate), "--producer-props", "acks=all"),
-                f"bootstrap.servers={self.servers}",
+                *(f"bootstrap.servers={self.servers}", *props),
             )
         )
 

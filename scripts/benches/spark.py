@@ -1,22 +1,22 @@
-"""Reading a topic with Spark (local[2]), in rows per second.
+"""Reading a topic with Spark (local[2]): rows per second, and CPU seconds per GB of values.
 
 The ceiling is Spark reading the same Arrow batches from the memory of its Python workers. It runs
 in the same run, through a data source that does nothing else. The way into the JVM is the same, so
-the ratio is the cost of the log, gRPC and decoding. The best of a few reads counts, after a first
-one that starts the workers and loads the kernels.
+the ratio is the cost of the log, gRPC and decoding. CPU seconds are those of the JVM and of all
+Python processes of Spark, not of the broker. The best of a few reads counts, after a first one that
+starts the workers and loads the kernels.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from _spark_session import Cost, cost, drain, open_session
 
 from tidemark.cli.local_cluster import LocalCluster
 from tidemark.client import Admin, NewTopic, Producer
@@ -31,24 +31,7 @@ READS = 2
 CASES = ((100, 8_000_000), (1_000, 1_000_000))  # bytes of a value, rows
 
 
-def _session() -> Any:
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    from pyspark.sql import SparkSession
-
-    builder = SparkSession.builder.master("local[2]").appName("bench")
-    for key, value in {
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.driver.bindAddress": "127.0.0.1",
-    }.items():
-        builder = builder.config(key, value)
-    session = builder.getOrCreate()
-    session.sparkContext.setLogLevel("ERROR")
-    return session
-
-
-def _fill(servers: str, topic: str, value_bytes: int, rows: int) -> None:
+def fill(servers: str, topic: str, value_bytes: int, rows: int) -> None:
     with Admin(servers) as admin:
         admin.create_topics([NewTopic(topic, PARTITIONS, 1)])
     chunk = max(1, CHUNK_BYTES // value_bytes)
@@ -110,18 +93,31 @@ def _memory_source(stream: bytes, rows: int) -> Any:
     return MemorySource
 
 
-def _best_rate(frame: Any, rows: int) -> float:
-    """Rows per second of the best read; every column goes into the JVM and no further."""
-    best = 0.0
-    for _ in range(READS + 1):
-        begin = time.perf_counter()
-        frame.write.format("noop").mode("overwrite").save()
-        best = max(best, rows / (time.perf_counter() - begin))
-    return best
+def best(session: Any, frame: Any) -> Cost:
+    """The least time and the least CPU time of a few reads, after a first one."""
+    found = [cost(session, lambda: drain(frame)) for _ in range(READS + 1)][1:]
+    return Cost(min(each.wall_s for each in found), min(each.cpu_s for each in found))
+
+
+def _rows(value_bytes: int, rows: int, ours: Cost, ceiling: Cost) -> list[dict[str, Any]]:
+    gigabytes = value_bytes * rows / 1e9
+    units = ("rows/s", "CPU s/GB")
+    figures = ((rows / ours.wall_s, rows / ceiling.wall_s),)
+    figures += ((ours.cpu_s / gigabytes, ceiling.cpu_s / gigabytes),)
+    return [
+        {
+            "name": f"spark read, {value_bytes} B",
+            "value": value,
+            "unit": unit,
+            "ceiling": least,
+            "ratio": value / least,
+        }
+        for unit, (value, least) in zip(units, figures, strict=True)
+    ]
 
 
 def run() -> list[dict[str, Any]]:
-    """One row per size of value."""
+    """Two rows per size of value."""
     found: list[dict[str, Any]] = []
     with (
         tempfile.TemporaryDirectory(prefix="tidemark-bench-") as directory,
@@ -130,26 +126,18 @@ def run() -> list[dict[str, Any]]:
         cluster.wait_ready(60)
         servers = cluster.bootstrap_servers
         for value_bytes, rows in CASES:
-            _fill(servers, f"v{value_bytes}", value_bytes, rows)
-        session = _session()
+            fill(servers, f"v{value_bytes}", value_bytes, rows)
+        session = open_session()
         try:
             for value_bytes, rows in CASES:
                 topic = f"v{value_bytes}"
                 reader = session.read.format("tidemark").option("subscribe", topic)
                 frame = reader.option("bootstrap.servers", servers).load()
                 assert frame.count() == rows, f"{topic} does not hold {rows} rows"
-                rate = _best_rate(frame, rows)
+                ours = best(session, frame)
                 session.dataSource.register(_memory_source(_sample(servers, topic), rows))
-                ceiling = _best_rate(session.read.format("memory_ceiling").load(), rows)
-                found.append(
-                    {
-                        "name": f"spark read, {value_bytes} B",
-                        "value": rate,
-                        "unit": "rows/s",
-                        "ceiling": ceiling,
-                        "ratio": rate / ceiling,
-                    }
-                )
+                ceiling = best(session, session.read.format("memory_ceiling").load())
+                found += _rows(value_bytes, rows, ours, ceiling)
         finally:
             session.stop()
     return found
