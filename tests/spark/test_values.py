@@ -18,7 +18,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from tidemark.errors import ConfigError
 from tidemark.spark import typed
-from tidemark.spark.value_decoders import AvroDecoder, ProtobufDecoder
+from tidemark.spark.value_decoders import AvroDecoder, JsonDecoder, ProtobufDecoder
 
 AVRO: dict[str, Any] = {
     "type": "record",
@@ -105,6 +105,26 @@ def test_avro_records_become_structs_and_each_wrong_one_is_beside_them() -> None
         "struct<carrier:string,at:timestamp,day:date,price:decimal(4,2),id:string,state:string,"
         "before:string,delays:array<double>,seats:map<string,int>>"
     )
+
+
+def test_json_objects_become_structs_and_each_wrong_one_is_beside_them() -> None:
+    """No value reaches into the next one, however it is cut."""
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "string"}}}
+    decoder = JsonDecoder(json.dumps(schema))
+    wrong = [
+        *(b'{"a":"no"}', b"", b"null", b"[1]", b"5", b'{"a":1', b'"b":"x"}', b'{"b":"\xff"}'),
+        *(b'{"a":1}{"a":2}', b'{"a":1}}{"v":{"a":2}', b'{"a":1,', b'"b":"x"}', b'{"a":1,"a":2}'),
+        *(b'{"a":1.5}', b'{"a":99999999999999999999}', b'{"b":5}'),
+    ]
+    good = {b'{"a":1,"b":"x"}': (1, "x"), b'{"c":[9]}': (None, None), b'{"a":\n2 }': (2, None)}
+    found, corrupt = decoder.decode(pa.array([*good, None, *wrong, *good, None], pa.binary()))
+    rows = [{"a": a, "b": b} for a, b in good.values()]
+    nothing = [None] * len(wrong)
+    assert found.to_pylist() == [*rows, None, *nothing, *rows, None]
+    assert corrupt.to_pylist() == [None] * 4 + wrong + [None] * 4
+    found, corrupt = decoder.decode(pa.array([b"", None], pa.binary()))
+    assert (found.to_pylist(), corrupt.to_pylist()) == ([None, None], [b"", None])
+    assert [len(each) for each in decoder.decode(pa.array([], pa.binary()))] == [0, 0]
 
 
 def test_protobuf_messages_become_structs_and_each_wrong_one_is_beside_them() -> None:

@@ -11,6 +11,7 @@ console `console`.
     observation  settings of a node's log, metrics and probes
     console      settings of a broker's web console
     topic        TopicConfig: the settings of a topic, its defaults, settings altered at run time
+    value_schema what the values of a topic are, for who reads them
     security     settings of secured connections, of clients and of nodes
     listeners    the listeners of a node, and what they have to agree on
     definition   settings as dataclass fields: parsing, conversion, checks

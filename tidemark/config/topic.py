@@ -19,6 +19,7 @@ from tidemark.config.definition import (
     with_values,
 )
 from tidemark.config.server import ServerConfig
+from tidemark.config.value_schema import FORMATS, check_value_schema
 from tidemark.errors import InvalidConfigError, TidemarkError
 
 _MAX_INT = 2**31 - 1
@@ -127,6 +128,14 @@ class TopicConfig:
         (), doc="partition:broker of followers that fetch at that rate; *: all", matching=_REPLICA
     )
 
+    value_format: str = setting(
+        "", doc="what values are, for who reads them; nodes do not look", one_of=("", *FORMATS)
+    )
+    value_schema: str = setting("", doc="JSON Schema, Avro schema, or base64 of descriptors")
+    value_schema_message: str = setting(
+        "", doc="full name of the message, of value.format=protobuf"
+    )
+
     @property
     def copies_to_tier(self) -> bool:
         """Whether rolled segments go to the tier; if not, local deletion is the only one."""
@@ -178,6 +187,7 @@ def validate_topic_configs(
     - compaction lags that exclude each other
     - tiering of a compacted topic, or on servers without it
     - local retention above the total (KIP-405)
+    - a schema of values that has no columns, or no format
     """
     values = _converted(TopicConfig, overrides, keys_of(TopicConfig))
     defaults = TopicConfig() if server is None else server_defaults(server, *dynamic)
@@ -188,6 +198,7 @@ def validate_topic_configs(
             f" max.compaction.lag.ms={config.max_compaction_lag_ms}"
         )
     _check_tiering(config)
+    check_value_schema(config.value_format, config.value_schema, config.value_schema_message)
     if config.preallocate:
         raise InvalidConfigError(
             "preallocate=true has no effect: segments grow with their records; leave it out"

@@ -13,7 +13,7 @@ and columns are those of Spark's Kafka source.
     direct               reads of the tier past the brokers; take_snapshot: plans in a file
     slices, columns      read one slice within a task
     sink                 writes of batches and streams, each batch once
-    values               typed values in place of bytes; value_decoders: Avro and Protobuf
+    values, topic_values typed values in place of bytes, by value_decoders; from topics' settings
     clients, worker      what a worker has: consumers between slices, errors of one line; security
 
 A read, or a batch of a stream, has a start and an end for each partition, fixed when it is planned.

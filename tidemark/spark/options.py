@@ -62,6 +62,7 @@ _KNOWN = (
     "maxTriggerDelay",
     "maxBytesPerTrigger",
     "commitGroupId",
+    "values",
 )
 _OF_BATCHES = (
     "pushDown",
@@ -73,7 +74,7 @@ _OF_BATCHES = (
 )
 _OF_SNAPSHOTS = (
     *("snapshot", "bootstrap.servers", "kafka.bootstrap.servers", "failOnDataLoss"),
-    *("includeHeaders", "columns", "isolation.level", "kafka.isolation.level"),
+    *("includeHeaders", "columns", "values", "isolation.level", "kafka.isolation.level"),
     *("kafkaConsumer.pollTimeoutMs", "lookupTimeoutMs"),
 )
 _OF_STREAMS = (
@@ -145,6 +146,7 @@ class SourceOptions:
     triggers: Triggers = Triggers()
     commit_group_id: str = ""
     security: ClientSecurity | None = None
+    are_values_typed: bool = False
 
 
 def parse_columns(options: Mapping[str, str]) -> tuple[str, ...]:
@@ -154,6 +156,11 @@ def parse_columns(options: Mapping[str, str]) -> tuple[str, ...]:
     if given.get("startingOffsets", "").lower() == "latest":
         return _columns(given)  # which of the two it is, and so whether it is right, shows later
     return parse_options(options, is_stream=is_stream).columns
+
+
+def wants_typed_values(options: Mapping[str, str]) -> bool:
+    """Whether the values of a batch or a stream are decoded. Raises ConfigError."""
+    return _choice(_known_options(options), "values", ("bytes", "typed")) == "typed"
 
 
 def parse_options(options: Mapping[str, str], *, is_stream: bool = False) -> SourceOptions:
@@ -206,6 +213,7 @@ def parse_options(options: Mapping[str, str], *, is_stream: bool = False) -> Sou
         ),
         commit_group_id=given.get("commitGroupId", ""),
         security=security.security_of(options),
+        are_values_typed=_choice(given, "values", ("bytes", "typed")) == "typed",
     )
 
 

@@ -38,9 +38,23 @@ from tidemark.spark.options import (
     checked_columns,
     parse_columns,
     parse_options,
+    wants_typed_values,
 )
 from tidemark.spark.pushdown import Restriction, accepted
-from tidemark.spark.tables import is_table, kept_in, options_of, plain_options
+from tidemark.spark.tables import (
+    is_table,
+    kept_in,
+    options_of,
+    plain_options,
+    sink_options_of,
+)
+from tidemark.spark.topic_values import (
+    decoded,
+    described,
+    plain_schema,
+    settings_of_topics,
+    typed_schema,
+)
 from tidemark.spark.worker import in_one_line, keep_memory
 
 if TYPE_CHECKING:
@@ -124,7 +138,14 @@ def read_partition(
 
     keep_memory()
     with in_one_line():
-        yield from read_slice(options, partition.offsets, arrow_schema(schema))
+        plain, settings = plain_schema(schema)
+        batches = read_slice(options, partition.offsets, arrow_schema(plain))
+        if settings is None:
+            yield from batches
+            return
+        decoder, typed = settings.decoder(), arrow_schema(schema)
+        for batch in batches:
+            yield decoded(batch, decoder, typed)
 
 
 class TidemarkDataSource(DataSource):  # type: ignore[misc]
@@ -139,6 +160,8 @@ class TidemarkDataSource(DataSource):  # type: ignore[misc]
         with in_one_line():
             given = plain_options(self.options)
             schema = source_schema(parse_columns(given))
+            if wants_typed_values(given) and "value" in schema.fieldNames():
+                schema = typed_schema(schema, settings_of_topics(given, described))
             return kept_in(schema, given) if is_table(self.options) else schema
 
     def reader(self, schema: StructType) -> TidemarkReader:
@@ -148,7 +171,7 @@ class TidemarkDataSource(DataSource):  # type: ignore[misc]
         """
         with in_one_line():
             options = parse_options(options_of(self.options, schema))
-            return TidemarkReader(options, checked_schema(schema))
+            return TidemarkReader(options, checked_schema(schema, options.are_values_typed))
 
     def streamReader(self, schema: StructType) -> TidemarkStreamReader:
         """A stream reader of the columns of `schema`. Raises ConfigError as `reader`."""
@@ -156,7 +179,7 @@ class TidemarkDataSource(DataSource):  # type: ignore[misc]
 
         with in_one_line():
             options = parse_options(options_of(self.options, schema), is_stream=True)
-            return TidemarkStreamReader(options, checked_schema(schema))
+            return TidemarkStreamReader(options, checked_schema(schema, options.are_values_typed))
 
     def writer(self, schema: StructType, overwrite: bool) -> TidemarkWriter:
         """A writer of a DataFrame of this schema. Raises ConfigError for wrong options, columns,
@@ -167,8 +190,10 @@ class TidemarkDataSource(DataSource):  # type: ignore[misc]
 
         with in_one_line():
             if overwrite:
-                raise ConfigError("a topic is not overwritten: write with mode('append')")
-            options = parse_sink_options(plain_options(self.options), is_stream=False)
+                raise ConfigError(
+                    "a topic is not overwritten: write with mode('append'), or INSERT INTO"
+                )
+            options = parse_sink_options(sink_options_of(self.options, schema), is_stream=False)
             checked_columns(schema, options.topic)
             return TidemarkWriter(options)
 
@@ -185,10 +210,16 @@ class TidemarkDataSource(DataSource):  # type: ignore[misc]
             return TidemarkStreamWriter(options, schema)
 
 
-def checked_schema(schema: StructType) -> StructType:
-    """Raises ConfigError unless each column is one of the source, with its type."""
-    names = checked_columns("schema", schema.fieldNames())
-    for field, own in zip(schema.fields, source_schema(names).fields, strict=True):
+def checked_schema(schema: StructType, are_values_typed: bool = False) -> StructType:
+    """Raises ConfigError unless each column is one of the source, with its type or decoded."""
+    plain, settings = plain_schema(schema)
+    if are_values_typed and settings is None and "value" in plain.fieldNames():
+        raise ConfigError(
+            "values=typed takes the type of value from the topic: leave the schema out, and name"
+            " columns by the option columns"
+        )
+    names = checked_columns("schema", plain.fieldNames())
+    for field, own in zip(plain.fields, source_schema(names).fields, strict=True):
         if field.dataType.simpleString() != own.dataType.simpleString():
             raise ConfigError(
                 f"schema: {own.name} is of type {own.dataType.simpleString()}, not "

@@ -1,4 +1,4 @@
-"""Decoders of Avro and Protobuf to Arrow; they pickle, and build what they need in the worker.
+"""Decoders of JSON, Avro and Protobuf to Arrow; they pickle, and build in the worker what they use.
 
 Both give structs of a type that is fixed by the schema, and null where a value is wrong.
 """
@@ -12,7 +12,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json as pa_json
 
+from tidemark.config.value_schema import JsonKind, json_kind
 from tidemark.errors import ConfigError
 
 _PRIMITIVES = {
@@ -24,6 +27,13 @@ _PRIMITIVES = {
     "bytes": pa.binary(),
     "string": pa.string(),
     "null": pa.null(),
+}
+_OF_JSON = {
+    "string": pa.string(),
+    "integer": pa.int64(),
+    "number": pa.float64(),
+    "boolean": pa.bool_(),
+    "date-time": pa.timestamp("us", tz="UTC"),
 }
 _LOGICAL = {
     "date": pa.date32(),
@@ -140,6 +150,68 @@ class AvroDecoder:
         except Exception:  # fastavro raises what its parts raise: EOFError, IndexError, ValueError
             return None
         return row if stream.tell() == len(value) else None  # type: ignore[return-value]
+
+
+def _arrow_type_of_json(kind: JsonKind) -> pa.DataType:
+    if isinstance(kind, dict):
+        return pa.struct([(name, _arrow_type_of_json(each)) for name, each in kind.items()])
+    if isinstance(kind, list):
+        return pa.list_(_arrow_type_of_json(kind[0]))
+    return _OF_JSON[kind]
+
+
+class JsonDecoder:
+    """Decodes JSON objects by columns, with the types of a JSON Schema."""
+
+    def __init__(self, schema: str) -> None:
+        """Raises InvalidConfigError for a schema without columns."""
+        self._type = _arrow_type_of_json(json_kind(schema))
+
+    def spark_type(self) -> Any:
+        from pyspark.sql.pandas.types import from_arrow_type
+
+        return from_arrow_type(self._type)
+
+    def decode(self, values: pa.Array) -> tuple[pa.Array, pa.Array]:
+        """Structs, and the values that are wrong; both as long as `values`."""
+        given = values.cast(pa.binary())
+        there = given.is_valid()
+        structs = pa.concat_arrays([pa.nulls(0, self._type), *self._halved(given.filter(there))])
+        place = pc.subtract(pc.cumulative_sum(there.cast(pa.int64())), 1)
+        structs = structs.take(pc.if_else(there, place, pa.scalar(None, pa.int64())))
+        return structs, pc.if_else(structs.is_null(), given, pa.scalar(None, pa.binary()))
+
+    def _halved(self, values: pa.Array) -> list[pa.Array]:
+        """Decodes all at once; where one is wrong, each half by itself."""
+        if not len(values):
+            return []
+        try:
+            return [self._structs(values)]
+        except pa.ArrowInvalid:
+            middle = len(values) // 2
+            if not middle:
+                return [pa.nulls(1, self._type)]
+            return [*self._halved(values[:middle]), *self._halved(values[middle:])]
+
+    def _structs(self, values: pa.Array) -> pa.Array:
+        """Raises ArrowInvalid if one is wrong.
+
+        Each value is within an object of its own. So none of them can begin in a value and end in
+        another, and a value that has two objects makes a row too many.
+        """
+        values.cast(pa.string())  # checks UTF-8
+        lines = pc.binary_join_element_wise(b'{"v":', values, b"}\n", b"")
+        text = b"".join(lines.to_pylist())
+        rows = pa_json.read_json(
+            pa.BufferReader(text),
+            read_options=pa_json.ReadOptions(use_threads=False, block_size=len(text) + 1),
+            parse_options=pa_json.ParseOptions(
+                explicit_schema=pa.schema([("v", self._type)]), unexpected_field_behavior="ignore"
+            ),
+        )
+        if rows.num_rows != len(values):
+            raise pa.ArrowInvalid("a value has more than one object")
+        return rows["v"].combine_chunks()
 
 
 class ProtobufDecoder:

@@ -49,6 +49,32 @@ def create(servers: str, *names: str) -> None:
         admin.create_topics([NewTopic(name, 2, 1) for name in names])
 
 
+def test_an_insert_writes_to_the_topic_of_its_table(spark: Any, servers: str) -> None:
+    create(servers, "inserted", "other")
+    given = f"OPTIONS ('bootstrap.servers' '{servers}', subscribe 'inserted')"
+    spark.sql(f"CREATE TABLE inserted USING tidemark {given}")
+    try:
+        value = "CAST(CAST(id AS STRING) AS BINARY)"
+        for batch in (0, 1, 1):  # the last is the one before, again
+            spark.sql(
+                f"INSERT INTO inserted WITH (sinkId 'insert', batchId '{batch}') (key, value)"
+                f" SELECT {value}, {value} FROM range({10 * batch}, {10 * batch + 10})"
+            )
+        committed = "WITH ('isolation.level' 'read_committed')"
+        query = f"SELECT string(key) k, string(value) v FROM inserted {committed}"
+        found = spark.sql(query).collect()
+        assert sorted(int(row.k) for row in found) == list(range(20))
+        assert all(row.k == row.v for row in found)
+        to = {"bootstrap.servers": servers, "topic": "other"}
+        rows = spark.sql(f"SELECT value FROM inserted {committed}")
+        rows.write.format("tidemark").options(**to).mode("append").save()
+        assert (len(records(servers, "inserted")), len(records(servers, "other"))) == (20, 20)
+        with pytest.raises(Exception, match="a topic is not overwritten"):
+            spark.sql("INSERT OVERWRITE inserted (value) VALUES (CAST('a' AS BINARY))")
+    finally:
+        spark.sql("DROP TABLE inserted")
+
+
 def records(servers: str, topic: str) -> list[Any]:
     """All that readers with read_committed get."""
     partitions = [TopicPartition(topic, number) for number in range(2)]
