@@ -28,6 +28,7 @@ from node.runtime.tasks import cancel_all, every, spawn
 from quorum.replica.loader import MetadataLoader
 from quorum.replica.server import RaftServer
 from quorum.services.controller_server import ControllerServer
+from quorum.services.node_answers import certificates_of
 from tidemark.config import ServerConfig
 from tidemark.config.console import console_access
 from tidemark.errors import FatalError, TidemarkError
@@ -213,6 +214,11 @@ class Server:
         if self.broker is not None:
             return self.broker.directories()
         return {self.config.metadata_directory: self.raft is not None}
+
+    def certificates(self) -> Mapping[str, int]:
+        """Ends of certificates by listener, in ms since 1970, of those that can be read."""
+        found = certificates_of(self.config)
+        return {one.listener: one.not_after_ms for one in found if not one.error_message}
 
     def restart_harms(self) -> list[str]:
         """The partitions that could not be written to while this node is down."""

@@ -22,7 +22,7 @@ from prometheus_client.metrics_core import Metric
 
 from node.metrics import debugging
 from node.metrics.endpoint import Answer, HttpEndpoint
-from node.metrics.sources import of_directories
+from node.metrics.sources import of_certificates, of_directories
 from tidemark.types import Endpoint
 
 _SHOWN_MAX = 20
@@ -42,6 +42,9 @@ class ToldNode(Protocol):
     def directories(self) -> Mapping[str, bool]:
         """Whether a log directory serves, by path."""
 
+    def certificates(self) -> Mapping[str, int]:
+        """Ends of certificates by listener, in ms since 1970. It reads files, in a thread."""
+
     def restart_harms(self) -> list[str]:
         """The partitions that a restart makes unavailable for writes."""
 
@@ -52,6 +55,7 @@ class Exposition:
     def __init__(self, node: ToldNode) -> None:
         self._node = node
         self._free_bytes: Mapping[str, int] = {}
+        self._certificates: Mapping[str, int] = {}
         self._registry = CollectorRegistry()
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
@@ -75,6 +79,7 @@ class Exposition:
         """All families."""
         yield from self._node.families()
         yield from of_directories(self._node.directories(), self._free_bytes)
+        yield of_certificates(self._certificates)
 
     async def debug(self, path: str) -> Answer | None:
         """The answer to a GET from this host below `/debug/`."""
@@ -92,6 +97,7 @@ class Exposition:
             # A disk that hangs holds up a thread, and not the loop.
             online = [path for path, is_online in node.directories().items() if is_online]
             self._free_bytes = await asyncio.to_thread(_free_bytes, online)
+            self._certificates = await asyncio.to_thread(node.certificates)
             text = generate_latest(self._registry)
             return Answer(HTTPStatus.OK, text, CONTENT_TYPE_PLAIN_0_0_4)
         if path == "/livez":

@@ -129,3 +129,14 @@ def of_directories(online: Mapping[str, bool], free_bytes: Mapping[str, int]) ->
         "path",
         dict(free_bytes),
     )
+
+
+def of_certificates(not_after_ms: Mapping[str, int]) -> Metric:
+    """The ends of listeners' certificates, for alerts before they come."""
+    return labelled(
+        GaugeMetricFamily,
+        "listener_certificate_not_after_seconds",
+        "End of the certificate of a listener with TLS, in s since 1970",
+        "listener",
+        {listener: end_ms / 1000 for listener, end_ms in not_after_ms.items()},
+    )

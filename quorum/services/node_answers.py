@@ -27,13 +27,13 @@ def describe_node(
     return _Response(
         node_id=config.node_id,
         version=tidemark.__version__,
-        certificates=_certificates(config),
+        certificates=certificates_of(config),
         failed_tasks=failed_tasks,
     )
 
 
-def _certificates(config: ServerConfig) -> Iterator[_Response.Certificate]:
-    """The certificate of each listener with TLS, as its files are now."""
+def certificates_of(config: ServerConfig) -> Iterator[_Response.Certificate]:
+    """The certificate of each listener with TLS, as its files are now. Reads files."""
     for name in sorted(config.listener_endpoints()):
         if not uses_ssl(config.security.protocol_of(name)):
             continue

@@ -14,7 +14,7 @@ from prometheus_client.metrics_core import Metric
 from commitlog.disk.sync_times import BOUNDS_S, SyncTimes
 from node.metrics.families import of_kafka
 from node.metrics.requests import of_requests, of_syncs
-from node.metrics.sources import of_directories, of_loop
+from node.metrics.sources import of_certificates, of_directories, of_loop
 from node.runtime.loop_lag import LoopLag
 from tests.helm.promtool import ALERTS, Scrape, firing, run
 from tests.node.metrics.test_exposition import documented
@@ -100,6 +100,14 @@ def of_disks(before_bytes: int, after_bytes: int, online: bool = True) -> Case:
     return {"a": healthy}, {"a": list(of_directories({"/d": online}, {"/d": after_bytes}))}
 
 
+def of_listener() -> Case:
+    """A certificate with a hundred days left, and one with a week; the clock begins in 1970."""
+    day_ms = 86_400_000
+    ends = (of_certificates({"USERS": days * day_ms}) for days in (100, 7))
+    before, after = ({"a": [end]} for end in ends)
+    return before, after
+
+
 def of_tier() -> Case:
     counts = RemoteMetrics()
     meter = RemoteMeter(counts)
@@ -154,6 +162,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "TidemarkUncleanElection": lambda: of_cluster(unclean, brokers=4),
     "TidemarkLogDirectoryOffline": lambda: of_disks(10**12, 10**12, online=False),
     "TidemarkDiskAlmostFull": lambda: of_disks(10**12, 10**9),
+    "TidemarkCertificateEnds": of_listener,
     "TidemarkTierStalls": of_tier,
     "TidemarkLoopLag": of_loops,
     "TidemarkServerErrors": of_answers,

@@ -6,11 +6,13 @@ import datetime
 import logging
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import trustme
 
+from node.server import Server
 from quorum.services import node_answers
 from quorum.services.node_answers import describe_node, describe_node_log
 from tests.node.test_server import combined_config
@@ -56,7 +58,9 @@ def test_the_end_of_each_listeners_certificate_is_told(tmp_path: Path) -> None:
     (told,) = answer.certificates
     assert (answer.node_id, told.listener, told.not_after_ms) == (1, "PLAINTEXT", END_MS)
     assert "CN=node" in told.subject
+    assert Server.certificates(SimpleNamespace(config=config)) == {"PLAINTEXT": END_MS}  # type: ignore[arg-type]
     (tmp_path / "node.pem").write_text("nothing")
+    assert Server.certificates(SimpleNamespace(config=config)) == {}  # type: ignore[arg-type]
     (told,) = describe_node(config, []).certificates
     assert told.error_message.startswith("ssl.keystore.location has 0 private keys")
     assert told.not_after_ms == 0
