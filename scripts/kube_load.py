@@ -1,6 +1,8 @@
-"""Load of scripts/test-kubernetes, run in a pod: `kube_load.py produce|count TOPIC BOOTSTRAP`.
+"""Load of scripts/test-kubernetes in a pod: `kube_load.py produce|count TOPIC BOOTSTRAP [CONFIG]`.
 
-`produce` sends numbered records with acks=all until SIGTERM, a fixed number of them a second, each
+CONFIG is a file of client settings, such as security.protocol.
+
+`produce` sends numbered records with acks=all, the default, until SIGTERM, a fixed number of them a second, each
 second to every partition. Each second it prints the wall clock (s) and the number of acknowledged
 records. The longest wait of those of that second (s) and the number that wait follow. At last it
 reads the whole topic and compares. `count` only reads. Both print one line of JSON at last. The
@@ -15,8 +17,11 @@ import signal
 import sys
 import time
 from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
 
 from tidemark import AsyncConsumer, AsyncProducer, TopicPartition
+from tidemark.config.properties import parse_properties
 
 RATE = 120  # records a second; their partitions take turns
 PARTITIONS = 6
@@ -47,10 +52,10 @@ class Load:
         return f"second {time.time():.1f} {len(self.acknowledged)} {worst:.2f} {len(self.waiting)}"
 
 
-async def produce(topic: str, bootstrap: str) -> Load:
+async def produce(topic: str, bootstrap: str, security: Mapping[str, str]) -> Load:
     load, asked, tasks = Load(), asyncio.Event(), set()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, asked.set)
-    async with AsyncProducer(bootstrap, acks="all", linger_ms=0) as producer:
+    async with AsyncProducer(bootstrap, linger_ms=0, security=security) as producer:
         began = told = time.monotonic()
         while not asked.is_set():
             while load.sent < (time.monotonic() - began) * RATE:
@@ -67,9 +72,9 @@ async def produce(topic: str, bootstrap: str) -> Load:
     return load
 
 
-async def read(topic: str, bootstrap: str) -> Counter[int]:
+async def read(topic: str, bootstrap: str, security: Mapping[str, str]) -> Counter[int]:
     found: Counter[int] = Counter()
-    async with AsyncConsumer(bootstrap) as consumer:
+    async with AsyncConsumer(bootstrap, security=security) as consumer:
         partitions = [TopicPartition(topic, each) for each in range(PARTITIONS)]
         ends = await consumer.end_offsets(partitions)
         consumer.assign(partitions)
@@ -80,9 +85,10 @@ async def read(topic: str, bootstrap: str) -> Counter[int]:
     return found
 
 
-async def main(verb: str, topic: str, bootstrap: str) -> int:
-    load = await produce(topic, bootstrap) if verb == "produce" else Load()
-    found = await read(topic, bootstrap)
+async def main(verb: str, topic: str, bootstrap: str, config: str = "") -> int:
+    security = parse_properties(Path(config).read_text()) if config else {}
+    load = await produce(topic, bootstrap, security) if verb == "produce" else Load()
+    found = await read(topic, bootstrap, security)
     missing = sorted(load.acknowledged - found.keys())
     twice = sorted(number for number, count in found.items() if count > 1)
     told = {
@@ -97,4 +103,4 @@ async def main(verb: str, topic: str, bootstrap: str) -> int:
     return 1 if missing or twice or not found else 0
 
 
-sys.exit(asyncio.run(main(*sys.argv[1:4])))
+sys.exit(asyncio.run(main(*sys.argv[1:5])))
