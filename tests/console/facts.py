@@ -55,7 +55,14 @@ def replica(name: str, number: int, **more: Any) -> ReplicaDescription:
 
 LOG_DIRS: Mapping[int, Sequence[LogDirDescription]] = {
     4: [
-        LogDirDescription(4, "/d1", None, 100, 40, (replica("events", 0),)),
+        LogDirDescription(
+            4,
+            "/d1",
+            None,
+            100,
+            40,
+            (replica("events", 0), replica("events", 0, is_future=True, log_end_offset=1)),
+        ),
         LogDirDescription(4, "/d2", "KAFKA_STORAGE_ERROR", 0, 0, (), "EIO"),
     ],
     5: [LogDirDescription(5, "/d", None, 0, 0, (replica("events", 1, size_bytes=3),))],
@@ -143,6 +150,10 @@ class ToldAdmin:
         self, wanted: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
         self.check("offsets")
+        known = {each.name: len(each.partitions) for each in self.topics}
+        for partition in wanted:
+            if partition.partition >= known.get(partition.topic, 0):
+                raise UnknownTopicOrPartitionError(f"{partition} is unknown")
         return {partition: OffsetAndTimestamp(95, -1, 0) for partition in wanted}
 
 
@@ -178,6 +189,7 @@ class ToldConsumer:
         pass
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
+        assert self._bounds[0] <= offset <= self._bounds[1]
         self._at = offset
 
     async def position(self, partition: TopicPartition, timeout_ms: float) -> int:

@@ -56,6 +56,7 @@ def test_long_bytes_are_cut_and_their_size_is_told() -> None:
     found = shown(b"x" + long, "auto")
     assert found["cut"] and found["bytes"] == 1 + 2 * FIELD_BYTES_MAX
     assert found["as"] == "text"  # although the cut is within a character
+    assert shown(b"[1]" + b" " * FIELD_BYTES_MAX, "auto")["as"] == "text"  # the rest is unknown
     assert len(shown(b"\x00" * 10 * FIELD_BYTES_MAX, "auto")["text"]) == 3 * FIELD_BYTES_MAX - 1
 
 

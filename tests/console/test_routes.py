@@ -157,6 +157,38 @@ def test_what_one_call_refuses_leaves_the_rest_of_the_page() -> None:
     )
 
 
+def test_groups_are_bounded_and_topics_that_are_gone_have_no_lag(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(routes, "GROUPS_MAX", 2)
+    kept, gone = TopicPartition("events", 0), TopicPartition("gone", 0)
+    offsets = {kept: OffsetAndMetadata(90), gone: OffsetAndMetadata(3)}
+
+    async def story(console: Console) -> None:
+        _, found = await console.api("groups")
+        assert [row["lag"] for row in found["groups"]["rows"]] == [5, 5]
+        assert found["groups"]["rows_left_out"] == 1
+        _, found = await console.api("groups?contains=C")
+        assert [row["group"] for row in found["groups"]["rows"]] == ["c"]
+
+    told(ToldAdmin(committed=dict.fromkeys("abc", offsets)), story)
+
+
+def test_a_login_that_ends_within_a_page_is_asked_for_again() -> None:
+    for call, path in (
+        ("log dirs", "brokers"),
+        ("offsets of g", "groups"),
+        ("offsets", "groups"),
+        ("groups", "groups"),
+    ):
+        ended = SaslAuthenticationError("the session is over")
+
+        async def story(console: Console, path: str = path) -> None:
+            assert (await console.api(path))[0] == HTTPStatus.UNAUTHORIZED
+
+        told(ToldAdmin(committed=COMMITTED, errors={call: ended}), story)
+
+
 def test_the_timeline_is_told_to_those_alone_who_may_describe_the_quorum() -> None:
     async def story(console: Console) -> None:
         console.timeline.see(5, QuorumSight(1, 7, 100, (1,)))
@@ -219,6 +251,7 @@ def test_readers_of_a_leader_that_hangs_hold_up_no_other_page() -> None:
     async def story(console: Console) -> None:
         path = "records?topic=events"
         reading = [asyncio.ensure_future(console.api(path)) for _ in range(2 * routes.ANSWERS_MAX)]
+        await asyncio.sleep(1)
         status, _ = await console.api("quorum")
         assert status == HTTPStatus.OK and not any(each.done() for each in reading)
         found = [status for status, _ in await asyncio.gather(*reading)]

@@ -16,7 +16,6 @@ FORMATS = ("auto", "text", "json", "hex")
 FIELD_BYTES_MAX = 16 << 10
 PAGE_BYTES_MAX = 1 << 20
 _HEADERS_MAX = 50
-_JSON_DEPTH_MAX = 64
 
 
 def shown(data: bytes | None, wanted: str) -> dict[str, Any]:
@@ -34,10 +33,8 @@ def shown(data: bytes | None, wanted: str) -> dict[str, Any]:
 
 
 def _pretty(data: bytes) -> str | None:
-    """JSON with an indent; None for what is no object or list, or is nested too deeply."""
+    """JSON with an indent; None for what is no object or list, or grows too large by it."""
     if data[:1].strip() not in (b"{", b"["):
-        return None
-    if max(data.count(b"{"), data.count(b"[")) > _JSON_DEPTH_MAX and _depth(data) > _JSON_DEPTH_MAX:
         return None
     try:
         text = json.dumps(json.loads(data), indent=2, ensure_ascii=False)
@@ -45,18 +42,6 @@ def _pretty(data: bytes) -> str | None:
         return None
     # Its indents are a multiple of what came; lone surrogates are in no text.
     return text if len(text) <= 8 * FIELD_BYTES_MAX and _encodes(text) else None
-
-
-def _depth(data: bytes) -> int:
-    """The greatest number of open brackets; those in strings count as well."""
-    depth = deepest = 0
-    for byte in data:
-        if byte in b"{[":
-            depth += 1
-            deepest = max(deepest, depth)
-        elif byte in b"}]":
-            depth -= 1
-    return deepest
 
 
 def _encodes(text: str) -> bool:
