@@ -24,8 +24,8 @@ RUN cd /opt/tidemark/lib/python3*/site-packages \
     && find . -type f \( -name '*.pyx' -o -name '*.pxd' -o -name '*.pxi' -o -name '*.pyi' -o -name '*.c' -o -name '*.h' \
         -o -name '*.a' -o -name '_*tests*.so' -o -name '_simd.*.so' \) -delete \
     && rm -rf numpy/f2py numpy/distutils numba/cuda \
-    && find pygments/lexers pygments/styles pygments/formatters -name '*.py' ! -name '_*' ! -name default.py \
-        ! -name special.py ! -name python.py -delete \
+    && find pygments/lexers pygments/styles pygments/formatters -name '*.py' ! -name '_*' ! -name 'default*' \
+        ! -name 'special*' ! -name 'python*' -delete \
     && unused=$(cd pyarrow && ls libparquet.so.* libarrow_substrait.so.* libarrow_dataset.so.* libarrow_acero.so.*) \
     && for each in pyarrow/lib.*.so pyarrow/_compute.*.so pyarrow/libarrow_python.so.*; do \
         for one in $unused; do patchelf --remove-needed "$one" "$each"; done; done \

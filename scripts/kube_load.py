@@ -2,11 +2,11 @@
 
 CONFIG is a file of client settings, such as security.protocol.
 
-`produce` sends numbered records with acks=all, the default, until SIGTERM, a fixed number of them a second, each
-second to every partition. Each second it prints the wall clock (s) and the number of acknowledged
-records. The longest wait of those of that second (s) and the number that wait follow. At last it
-reads the whole topic and compares. `count` only reads. Both print one line of JSON at last. The
-exit status is 1 if an acknowledged record is missing or comes twice.
+`produce` sends numbered records with acks=all, the default, until SIGTERM, a fixed number of them a
+second, each second to every partition. Each second it prints the wall clock (s) and the number of
+acknowledged records. The longest wait of those of that second (s) and the number that wait follow.
+At last it reads the whole topic and compares. `count` only reads. Both print one line of JSON at
+last. The exit status is 1 if an acknowledged record is missing or comes twice.
 """
 
 from __future__ import annotations
@@ -85,8 +85,7 @@ async def read(topic: str, bootstrap: str, security: Mapping[str, str]) -> Count
     return found
 
 
-async def main(verb: str, topic: str, bootstrap: str, config: str = "") -> int:
-    security = parse_properties(Path(config).read_text()) if config else {}
+async def main(verb: str, topic: str, bootstrap: str, security: Mapping[str, str]) -> int:
     load = await produce(topic, bootstrap, security) if verb == "produce" else Load()
     found = await read(topic, bootstrap, security)
     missing = sorted(load.acknowledged - found.keys())
@@ -103,4 +102,5 @@ async def main(verb: str, topic: str, bootstrap: str, config: str = "") -> int:
     return 1 if missing or twice or not found else 0
 
 
-sys.exit(asyncio.run(main(*sys.argv[1:5])))
+settings = parse_properties(Path(sys.argv[4]).read_text()) if sys.argv[4:] else {}
+sys.exit(asyncio.run(main(*sys.argv[1:4], settings)))
