@@ -216,13 +216,13 @@ class LocalCluster:
         """Sends SIGTERM to brokers, then to controllers; SIGKILL to those alive after
         `timeout_s`.
         """
+        self._spawner.shutdown()  # after which no process is being started any more
         deadline = time.monotonic() + timeout_s
         for ids in (self.broker_ids, self.controller_ids):
             for node_id in ids:
                 self._terminate(self._nodes[node_id])
             for node_id in ids:
                 self._reap(self._nodes[node_id], deadline)
-        self._spawner.shutdown()
 
     def kill(self, node_id: int) -> None:
         """Sends SIGKILL, and waits for the end of the process."""
@@ -343,9 +343,10 @@ class LocalCluster:
         ]
         command += ["-c", str(node.properties_file)]
 
-        def spawn() -> subprocess.Popen[bytes]:
+        def spawn() -> None:
+            # Set here: a signal may end the wait for it, and `stop` has to know the process.
             with node.output_file.open("ab") as output:
-                return subprocess.Popen(
+                node.process = subprocess.Popen(
                     command,
                     stdin=subprocess.DEVNULL,
                     stdout=output,
@@ -353,7 +354,7 @@ class LocalCluster:
                     start_new_session=True,  # Ctrl-C reaches only this process; it stops them
                 )
 
-        node.process = self._spawner.submit(spawn).result()
+        self._spawner.submit(spawn).result()
         node.paused = False
 
     def _terminate(self, node: LocalNode) -> None:
