@@ -120,7 +120,7 @@ def test_a_wrong_entry_is_refused_with_its_place(
     assert cluster.changes == []
 
 
-@pytest.mark.parametrize("text", ["{}", "no json", None])
+@pytest.mark.parametrize("text", ["{}", "no json", "[" * 100_000, None])
 def test_a_file_without_entries_is_refused(
     admin: FakeAdmin, tmp_path: Path, text: str | None
 ) -> None:

@@ -63,6 +63,7 @@ def test_what_can_not_be_had_is_named_and_the_rest_is_there(tmp_path: Path) -> N
     with pytest.raises(ConfigError, match="can not write"):
         bundle.write(tmp_path / "no" / "b.tgz", {}, 7)
     bundle.write(tmp_path / "b.tgz", {"version": "1.2"}, 7)
+    assert (tmp_path / "b.tgz").stat().st_mode & 0o777 == 0o600
     found = contents(tmp_path / "b.tgz")
     manifest = json.loads(found["manifest.json"])
     assert manifest["missing"] == {

@@ -167,7 +167,7 @@ def entries_of(file: Path) -> list[AclBinding]:
     """The entries of a file of JSON. Raises ConfigError."""
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{file}: {error}; {_ADVICE}") from None
     if not isinstance(found, list):
         raise ConfigError(f"{file} is no list of entries; {_ADVICE}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import tarfile
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -70,7 +71,12 @@ class Bundle:
         }
         text = json.dumps(manifest, indent=2) + "\n"
         try:
-            with tarfile.open(output, "w:gz") as archive:
+            # For its owner alone: logs tell of users and addresses.
+            opener = partial(os.open, mode=0o600)
+            with (
+                open(output, "wb", opener=opener) as file,
+                tarfile.open(fileobj=file, mode="w:gz") as archive,
+            ):
                 for name, data in {"manifest.json": text.encode(), **self.files}.items():
                     entry = tarfile.TarInfo(name)
                     entry.size, entry.mtime = len(data), now_s

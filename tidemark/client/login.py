@@ -7,6 +7,7 @@ client logs in at each node it connects to, and again before its session ends th
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,8 +23,11 @@ from tidemark.surroundings import surroundings
 from tidemark.v1 import authentication_pb2 as pb
 from tidemark.wire.channel import AUTHORIZATION_KEY, BEARER_SCHEME, SASL_KEY
 
+logger = logging.getLogger(__name__)
+
 _PATH = "/tidemark.v1.Authentication/SaslAuthenticate"
-_RENEWED_AT = 0.8  # of a session's time
+_RENEWED_AT, _USED_TO = 0.8, 0.98  # of a session's time
+_RENEWAL_RETRY_S = 1.0
 _LOGIN_S = 20.0
 
 TokenMetadata = tuple[tuple[str, str], ...]
@@ -36,28 +40,45 @@ class Login:
         self._security = security
         self._channel = channel
         self._token = ""
-        self._renew_s = 0.0
+        self._renew_s = self._end_s = 0.0
         self._lock = asyncio.Lock()
         self._stamp: tuple[int, int] | None = None
         self._under_way: asyncio.Task[None] | None = None
         self._is_closed = False
 
     async def metadata(self) -> TokenMetadata:
-        """The metadata of a call; logs in if that is due.
+        """The metadata of a call; waits for a login only where no token is valid.
 
         Raises SaslAuthenticationError, ConfigError for a token that can not be read, NetworkError
         after `close`, and gRPC's errors.
         """
         if self._security.sasl_mechanism == BEARER:
             return _carried(self._bearer())
+        if self._is_valid():
+            if time.monotonic() >= self._renew_s:
+                self._begin().add_done_callback(self._renewed)
+            return _carried(self._token)
         async with self._lock:
             if self._is_closed:
                 raise NetworkError("the connection was closed during the login")
-            if not self._token or time.monotonic() >= self._renew_s:
-                # A task, which `close` can end.
-                self._under_way = asyncio.ensure_future(self._log_in())
-                await self._under_way
+            if not self._is_valid():
+                await self._begin()
         return _carried(self._token)
+
+    def _is_valid(self) -> bool:
+        return bool(self._token) and not self._is_closed and time.monotonic() < self._end_s
+
+    def _begin(self) -> asyncio.Task[None]:
+        """The login that is under way, or a new one: a task, which `close` can end."""
+        if self._under_way is None or self._under_way.done():
+            self._under_way = asyncio.ensure_future(self._log_in())
+            self._renew_s = time.monotonic() + _RENEWAL_RETRY_S
+        return self._under_way
+
+    def _renewed(self, login: asyncio.Task[None]) -> None:
+        """A renewal that fails is tried again, as long as the token of before is valid."""
+        if not login.cancelled() and (error := login.exception()) is not None:
+            logger.debug("a session was not renewed yet: %r", error)
 
     def close(self) -> None:
         """Ends a login under way, and those that wait. Idempotent."""
@@ -107,7 +128,8 @@ class Login:
         last = await self._asked(proof, challenge.state)
         login.check(last.auth_bytes)
         self._token = last.token
-        self._renew_s = time.monotonic() + _RENEWED_AT * last.session_lifetime_ms / 1000
+        now_s, lifetime_s = time.monotonic(), last.session_lifetime_ms / 1000
+        self._renew_s, self._end_s = now_s + _RENEWED_AT * lifetime_s, now_s + _USED_TO * lifetime_s
 
     async def _asked(self, message: bytes, state: bytes = b"") -> pb.SaslAuthenticateResponse:
         """Sends one message of a login; raises the error of its answer."""
