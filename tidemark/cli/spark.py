@@ -70,6 +70,14 @@ def export(
     batch_records: Annotated[
         int, typer.Option(help="Offsets of all partitions in a batch, at most.", min=1)
     ] = 10_000_000,
+    iceberg: Annotated[
+        str | None,
+        typer.Option(
+            help="A table of Iceberg that gets the files, too; PyIceberg's settings have the"
+            " catalog.",
+            metavar="CATALOG.NAMESPACE.TABLE",
+        ),
+    ] = None,
     option: Option = None,
     isolation_level: Isolation = "read_committed",
     tolerate_data_loss: TolerateLoss = False,
@@ -80,7 +88,9 @@ def export(
     """Write the records of topics as Parquet, each once. Run it again to go on: after a failure,
     or for the records that came since."""
     from tidemark.spark.jobs import export as job
+    from tidemark.spark.jobs.iceberg import IcebergTable
 
+    table = None if iceberg is None else IcebergTable(iceberg)
     source = _source(session, topics, option, isolation_level, tolerate_data_loss)
     with _spark(session, "export", master, conf) as spark:
         done = job.export(
@@ -88,6 +98,7 @@ def export(
             batch_records=batch_records,
             dry_run=dry_run,
             report=_progress("export"),
+            table=table,
         )
     if dry_run:
         text = f"would export {done.offsets_left} offsets to {to}, which has {done.records_in_all}"

@@ -7,6 +7,7 @@
     reading              questions to the cluster, and data frames of a batch
     running              the loop over the batches of a run
     export               a topic to Parquet
+    iceberg              a table of Iceberg with the batches of an export
     target               a topic that a job writes to: its ends, and what a batch added
     copying              mirror and replay: a topic to a topic
     translating          a consumer group to the other cluster of a mirror

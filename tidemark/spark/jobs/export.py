@@ -4,11 +4,14 @@
     DIRECTORY/_tidemark/               the journal, and batches under way; Spark does not read it
 
 `spark.read.parquet(DIRECTORY)` has the columns of the source and `batch`. A run reads up to the
-ends that the topics have when it begins; the next one goes on from there.
+ends that the topics have when it begins; the next one goes on from there. A table of Iceberg can
+follow: it gets the files of each batch that is done.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +24,7 @@ from tidemark.spark.jobs.batches import (
     is_more,
 )
 from tidemark.spark.jobs.files import HadoopFiles, literal
+from tidemark.spark.jobs.iceberg import IcebergTable
 from tidemark.spark.jobs.journal import OF_OFFSETS, Journal
 from tidemark.spark.jobs.reading import (
     OF_RECORDS,
@@ -34,6 +38,7 @@ from tidemark.spark.jobs.reading import (
 from tidemark.spark.jobs.running import CountMismatchError, JobRun, Report
 
 _STAGED = "_tidemark/staged"
+_COLUMNS = (*OF_RECORDS, "headers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +62,12 @@ def export(
     batch_records: int,
     dry_run: bool,
     report: Report,
+    table: IcebergTable | None = None,
 ) -> Exported:
-    """Runs until the ends of the topics at the start of the run.
+    """Runs until the ends of the topics at the start of the run; `table` has all batches then.
 
-    Raises CountMismatchError, DataLossError, JobFencedError, JobDamagedError, ConfigError if the
-    directory is of another job, and the client's errors.
+    Raises CountMismatchError, DataLossError, JobFencedError, JobDamagedError, IcebergError,
+    ConfigError if the directory or the table is of another job, and the client's errors.
     """
     files = HadoopFiles(spark, directory)
     journal = Journal(
@@ -78,9 +84,18 @@ def export(
     files.delete(_STAGED)
     before = journal.records
 
+    def follow() -> None:
+        if table is not None and journal.last is not None:
+            end = journal.last.number + (1 if journal.is_last_done else 0)
+            table.follow(end, lambda number: files.locations(f"batch={number}", ".parquet"))
+
     def work(batch: JobBatch) -> None:
         journal.finish(*counted(_write(spark, source, files, journal, batch)))
+        follow()
 
+    if table is not None:
+        table.begin(directory.rstrip("/"), _arrow_schema())
+        follow()
     done, first = JobRun(journal, place, source).batches(batch_records, work, report)
     return Exported(directory, done, first, journal.records - before, journal.records, 0, False)
 
@@ -106,8 +121,9 @@ def _write(
             )
         journal.check()
         files.delete(target)
-    rows = rows_of(spark, source, batch.parts(), (*OF_RECORDS, "headers"))
-    rows.write.mode("overwrite").parquet(f"{files.root}/{staged}")
+    rows = rows_of(spark, source, batch.parts(), _COLUMNS)
+    with _plain_timestamps(spark):
+        rows.write.mode("overwrite").parquet(f"{files.root}/{staged}")
     found = _tallies_at(spark, files, staged)
     wrong = differences(expected, found)
     if wrong:
@@ -119,6 +135,27 @@ def _write(
     journal.note(found)
     files.rename(staged, target)
     return found
+
+
+@contextmanager
+def _plain_timestamps(spark: Any) -> Iterator[None]:
+    """Timestamps are those of Parquet's own type, which others than Spark read, too."""
+    key = "spark.sql.parquet.outputTimestampType"
+    before = spark.conf.get(key)
+    spark.conf.set(key, "TIMESTAMP_MICROS")
+    try:
+        yield
+    finally:
+        spark.conf.set(key, before)
+
+
+def _arrow_schema() -> Any:
+    """The schema of the files."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    from tidemark.spark.source import source_schema
+
+    return to_arrow_schema(source_schema(_COLUMNS), timezone="UTC")
 
 
 def _tallies_at(spark: Any, files: HadoopFiles, name: str) -> Tallies:

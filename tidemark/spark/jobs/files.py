@@ -47,6 +47,11 @@ class HadoopFiles:
             return []
         return sorted(status.getPath().getName() for status in self._fs.listStatus(path))
 
+    def locations(self, name: str, suffix: str) -> list[str]:
+        """The URIs of the files with a suffix in a directory."""
+        found = (str(status.getPath()) for status in self._fs.listStatus(self._path(name)))
+        return sorted(one for one in found if one.endswith(suffix))
+
     def is_directory(self) -> bool:
         return bool(self._fs.exists(self._path("")) and self._fs.isDirectory(self._path("")))
 
