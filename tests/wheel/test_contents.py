@@ -86,7 +86,7 @@ def declared(*extras: str) -> set[str]:
     ("rooms", "extras"),
     [
         (["tidemark/client", "tidemark/records", "tidemark/wire", "tidemark/config"], []),
-        (["tidemark/spark", "pyspark_tidemark"], ["spark", "typed"]),
+        (["tidemark/spark", "pyspark_tidemark"], ["spark", "typed", "iceberg"]),
         (["tidemark/cli", "commitlog", "snapshot", "quorum", "tiering", "node"], ["server"]),
     ],
 )
