@@ -107,6 +107,7 @@ class LocalCluster:
         self.directory = Path(directory)
         self.cluster_id = cluster_id or uuid_to_text(random_uuid())
         self._spawner = ThreadPoolExecutor(1, "tidemark-spawner")
+        self._is_stopped = False
         count = controllers + brokers
         chosen = list(ports) if ports is not None else free_ports(count)
         if len(chosen) != count:
@@ -216,13 +217,16 @@ class LocalCluster:
         """Sends SIGTERM to brokers, then to controllers; SIGKILL to those alive after
         `timeout_s`.
         """
-        self._spawner.shutdown()  # after which no process is being started any more
+        if not self._is_stopped:  # what is being started is there first
+            self._spawner.submit(lambda: None).result()
+        self._is_stopped = True
         deadline = time.monotonic() + timeout_s
         for ids in (self.broker_ids, self.controller_ids):
             for node_id in ids:
                 self._terminate(self._nodes[node_id])
             for node_id in ids:
                 self._reap(self._nodes[node_id], deadline)
+        self._spawner.shutdown()  # at last: the end of the thread that started them kills them
 
     def kill(self, node_id: int) -> None:
         """Sends SIGKILL, and waits for the end of the process."""
