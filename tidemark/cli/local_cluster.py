@@ -217,7 +217,7 @@ class LocalCluster:
         """Sends SIGTERM to brokers, then to controllers; SIGKILL to those alive after
         `timeout_s`.
         """
-        if not self._is_stopped:  # what is being started is there first
+        if not self._is_stopped:  # nodes that are being started come first
             self._spawner.submit(lambda: None).result()
         self._is_stopped = True
         deadline = time.monotonic() + timeout_s
