@@ -96,7 +96,8 @@ def export(
     if table is not None:
         table.begin(directory.rstrip("/"), _arrow_schema())
         follow()
-    done, first = JobRun(journal, place, source).batches(batch_records, work, report)
+    with _plain_timestamps(spark):
+        done, first = JobRun(journal, place, source).batches(batch_records, work, report)
     return Exported(directory, done, first, journal.records - before, journal.records, 0, False)
 
 
@@ -122,8 +123,7 @@ def _write(
         journal.check()
         files.delete(target)
     rows = rows_of(spark, source, batch.parts(), _COLUMNS)
-    with _plain_timestamps(spark):
-        rows.write.mode("overwrite").parquet(f"{files.root}/{staged}")
+    rows.write.mode("overwrite").parquet(f"{files.root}/{staged}")
     found = _tallies_at(spark, files, staged)
     wrong = differences(expected, found)
     if wrong:
