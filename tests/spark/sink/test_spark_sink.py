@@ -50,6 +50,8 @@ def create(servers: str, *names: str) -> None:
 
 
 def test_an_insert_writes_to_the_topic_of_its_table(spark: Any, servers: str) -> None:
+    if spark.version.startswith("4.0."):
+        pytest.skip("Spark 4.0 wants data for each column, and forgets the table's metadata then")
     create(servers, "inserted", "other")
     given = f"OPTIONS ('bootstrap.servers' '{servers}', subscribe 'inserted')"
     spark.sql(f"CREATE TABLE inserted USING tidemark {given}")
