@@ -16,6 +16,7 @@ from typing import TypeVar
 from uuid import UUID
 
 from node.partition.core import BrokerView
+from node.runtime.settings import altered
 from quorum.image import EMPTY_IMAGE, MetadataDelta, MetadataImage
 from tidemark.config import (
     ServerConfig,
@@ -24,7 +25,7 @@ from tidemark.config import (
     effective_topic_config,
     server_defaults,
 )
-from tidemark.errors import InvalidConfigError, TidemarkError
+from tidemark.errors import InvalidConfigError
 from tidemark.types import ConfigResource, TopicPartition
 
 logger = logging.getLogger(__name__)
@@ -70,7 +71,7 @@ class ClusterView:
 
     def _alter_settings(self) -> None:
         before = self._topic_defaults.min_insync_replicas
-        self._topic_defaults = self._altered(server_defaults)
+        self._topic_defaults = altered(server_defaults, self._config, self.image)
         least, own = self._topic_defaults.min_insync_replicas, self._config.min_insync_replicas
         if least < own and least != before:
             # ELR begins with the controllers' value (KIP-966), which overrides a safer one.
@@ -82,21 +83,11 @@ class ClusterView:
                 own,
                 own,
             )
-        settings = self._altered(altered_server)
+        settings = altered(altered_server, self._config, self.image)
         if settings != self.settings:
             self.settings = settings
             for listener in self._listeners:
                 listener(settings)
-
-    def _altered(self, combine: Callable[..., T]) -> T:
-        """Combines server.properties with the altered settings; without them if one is not
-        valid."""
-        of_all, own = (self.image.broker_configs(i) for i in (None, self._config.node_id))
-        try:
-            return combine(self._config, of_all, own)
-        except TidemarkError as error:
-            logger.error("settings of this broker: %s; using server.properties", error)
-            return combine(self._config)
 
     def brokers(self) -> Mapping[int, BrokerView]:
         """Registered brokers by id; an update replaces the mapping, and never changes it."""

@@ -7,12 +7,25 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import TypeVar
 
 from quorum.image import MetadataDelta, MetadataImage
 from tidemark.config import ServerConfig, altered_server
 from tidemark.errors import TidemarkError
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+def altered(combine: Callable[..., T], config: ServerConfig, image: MetadataImage) -> T:
+    """Combines server.properties with the altered settings; without them if one is not valid."""
+    of_all, own = (image.broker_configs(i) for i in (None, config.node_id))
+    try:
+        return combine(config, of_all, own)
+    except TidemarkError as error:
+        logger.error("settings of this node: %s; using server.properties", error)
+        return combine(config)
 
 
 class FollowedSettings:
@@ -27,12 +40,7 @@ class FollowedSettings:
         """Called by the metadata loader, in order."""
         if not delta.configs_changed:
             return
-        of_all, own = (image.broker_configs(i) for i in (None, self._config.node_id))
-        try:
-            settings = altered_server(self._config, of_all, own)
-        except TidemarkError as error:
-            logger.error("settings altered at run time: %s; using server.properties", error)
-            settings = self._config
+        settings = altered(altered_server, self._config, image)
         if settings != self._settings:
             self._settings = settings
             self._listener(settings)

@@ -128,6 +128,14 @@ def nobody(_: Context) -> str:
     return ANONYMOUS
 
 
+class GuardedCall(NamedTuple):
+    """A call before its first message: the method, its row, and the login that its token proves."""
+
+    path: str
+    row: rules.Row | None
+    login: Authenticated | None
+
+
 class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # it is not generic
     """Of one listener; all listeners of a node share the authorizer and the audit log."""
 
@@ -174,15 +182,16 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # it is not 
                 login = await self._tokens(details.invocation_metadata)
             except SaslAuthenticationError as error:
                 return self._turned_away(error)
+        asked = GuardedCall(path, row, login)
         if handler.unary_unary is not None:
             return grpc.unary_unary_rpc_method_handler(
-                partial(self._unary, handler.unary_unary, path, row, login),
+                partial(self._unary, handler.unary_unary, asked),
                 handler.request_deserializer,
                 handler.response_serializer,
             )
         wrapped = self._generate if isasyncgenfunction(handler.stream_stream) else self._stream
         return grpc.stream_stream_rpc_method_handler(
-            partial(wrapped, handler.stream_stream, path, row, login),
+            partial(wrapped, handler.stream_stream, asked),
             handler.request_deserializer,
             handler.response_serializer,
         )
@@ -198,20 +207,13 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # it is not 
 
         return grpc.stream_stream_rpc_method_handler(turn_away)
 
-    async def _unary(
-        self,
-        serve: Any,
-        path: str,
-        row: rules.Row | None,
-        login: Authenticated | None,
-        request: Any,
-        context: Context,
-    ) -> Any:
-        access = await self._admitted(path, row, login, context)
+    async def _unary(self, serve: Any, asked: GuardedCall, request: Any, context: Context) -> Any:
+        access = await self._admitted(asked, context)
         _ACCESS.set(access)
+        row = asked.row
         if row is None or not access.is_checked or not (row.rules or row.changes):
             return await serve(request, context)
-        rpc = self._rpcs[path]
+        rpc = self._rpcs[asked.path]
         try:
             message = rpc.request.FromString(request) if isinstance(request, bytes) else request
         except DecodeError:
@@ -237,15 +239,9 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # it is not 
             return refused(error)
 
     async def _stream(
-        self,
-        serve: Any,
-        path: str,
-        row: rules.Row | None,
-        login: Authenticated | None,
-        requests: Any,
-        context: Context,
+        self, serve: Any, asked: GuardedCall, requests: Any, context: Context
     ) -> None:
-        access = await self._admitted(path, row, login, context)
+        access = await self._admitted(asked, context)
         _ACCESS.set(access)
         left_s = None if access.until_ms is None else access.until_ms / 1000 - time.time()
         try:
@@ -258,28 +254,17 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # it is not 
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, text)
 
     async def _generate(
-        self,
-        serve: Any,
-        path: str,
-        row: rules.Row | None,
-        login: Authenticated | None,
-        requests: Any,
-        context: Context,
+        self, serve: Any, asked: GuardedCall, requests: Any, context: Context
     ) -> AsyncIterator[Any]:
-        _ACCESS.set(await self._admitted(path, row, login, context))
+        _ACCESS.set(await self._admitted(asked, context))
         async for answer in serve(requests, context):
             yield answer
 
-    async def _admitted(
-        self,
-        path: str,
-        row: rules.Row | None,
-        login: Authenticated | None,
-        context: Context,
-    ) -> Access:
+    async def _admitted(self, asked: GuardedCall, context: Context) -> Access:
         """The access of a call; turns away who may not call this method at all."""
         host = host_of(context.peer())
-        login = login or Authenticated(self._principal_of(context))
+        path, row = asked.path, asked.row
+        login = asked.login or Authenticated(self._principal_of(context))
         principal = login.principal
         access = Access(principal, host, self._is_node(principal, host), self, login.until_ms)
         if row is None or (row.is_for_nodes and not access.is_node):

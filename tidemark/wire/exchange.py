@@ -49,8 +49,7 @@ class Exchange:
         self._has_outgoing = asyncio.Event()
         self._waiting: deque[asyncio.Future[bytes]] = deque()  # written, not answered yet
         self._error: grpc.aio.AioRpcError | None = None
-        self._waits_for_end = False
-        self._is_finished = asyncio.Event()
+        self._is_finished: asyncio.Event | None = None  # made by who waits for it
         self._tasks = [asyncio.ensure_future(self._send()), asyncio.ensure_future(self._receive())]
         for task in self._tasks:
             task.add_done_callback(self._ended)
@@ -68,12 +67,12 @@ class Exchange:
         """Returns when no request is under way any more, or the call has ended. Nobody asks it
         for more then.
         """
-        self._waits_for_end = True
+        self._is_finished = self._is_finished or asyncio.Event()
         self._tell_if_idle()
         await self._is_finished.wait()
 
     def _tell_if_idle(self) -> None:
-        if self._waits_for_end and (self.is_idle or not self.is_open):
+        if self._is_finished is not None and (self.is_idle or not self.is_open):
             self._is_finished.set()
 
     async def ask(self, request: bytes, timeout_s: float) -> bytes:
