@@ -170,3 +170,28 @@ def test_health_is_watched_through_the_guard(knows_callers: bool) -> None:
             await server.stop(None)
 
     asyncio.run(story())
+
+
+def test_a_message_of_a_stream_that_can_not_be_decoded_is_a_status() -> None:
+    async def converse(_: Any, context: Any) -> None:
+        await context.read()
+
+    async def story() -> None:
+        images: Any = SimpleNamespace(image=EMPTY_IMAGE)
+        server = make_server({}, [Guard(images, None, Audit(), [])])
+        decode = pb.SaslAuthenticateRequest.FromString
+        handler = grpc.stream_stream_rpc_method_handler(converse, decode, None)
+        server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler("tidemark.v1.Raft", {"FetchStream": handler}),)
+        )
+        address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        await server.start()
+        try:
+            async with Channels().open(address) as channel, asyncio.timeout(30):
+                call = channel.stream_stream("/tidemark.v1.Raft/FetchStream", None, None)()
+                await call.write(b"\xff")
+                assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
+        finally:
+            await server.stop(None)
+
+    asyncio.run(story())
